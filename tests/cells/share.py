@@ -20,7 +20,7 @@ SHARE: Dict[str, Tuple[str, ...]] = {
     "speechbrain-0.5.13": ("accumulation",),
     "speechbrain-0.5.16": ("accumulation", "options", "options_yaml", "options_device"),
     "speechbrain-1.0.3": ("layerdrop", "undo", "uneven", "unused"),
-    "speechbrain-1.1.2-transformers5": ("options", "probe", "recipe", "unused"),
+    "speechbrain-1.1.2-transformers5": ("options", "probe", "unused"),
     "torchaudio-2.11.0": ("layerdrop",),
     "s3prl-0.4.18": ("layerdrop",),
     "fastNLP-0.7.0": ("unused",),

@@ -26,7 +26,6 @@ class Scenario(scenario.Scenario):
         before: Python code run just before the recipe (edits by hand, for reference runs); it finds ``recorder`` (whose
             dict ``record`` is kept) and ``rank``.
         timeout: seconds after which a hanging run is ended.
-        keep: how many optimizer steps are kept whole (``Result.kept``), for a reference.
         script: another script than the recipe's.
         environ: environment variables.
     """
@@ -36,12 +35,11 @@ class Scenario(scenario.Scenario):
     settings: Dict[str, str] = field(default_factory=dict)
     before: str = ""
     timeout: float = 60
-    keep: int = 0
     script: Path = recipes.TRAIN
     environ: Dict[str, str] = field(default_factory=dict)
 
     def plan(self, folder: Path) -> Dict[str, Any]:
-        names = ("name", "settings", "before", "timeout", "keep", "environ")
+        names = ("name", "settings", "before", "timeout", "environ")
         added = ["--device=cpu", "--distributed_backend=gloo"]
         if recipes.release() < Version("0.5.16"):
             added += ["--distributed_launch", "--local_rank=RANK"]
@@ -52,7 +50,7 @@ class Scenario(scenario.Scenario):
 
 @dataclass
 class Result(results.Result):
-    """What one rank saw of one scenario; ``kept`` has the first optimizer steps: weights before, gradients, batches.
+    """What one rank saw of one scenario.
 
     Attributes:
         ddp: for each wrapped module its class, the flag, and the names of its frozen parameters.

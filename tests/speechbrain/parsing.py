@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
+import pytest
 import speechbrain
-import yaml
 
 import ddpfix
 from ddpfix import log
@@ -34,10 +34,6 @@ class Outcome:
     @property
     def values(self) -> Dict[str, Any]:
         return {name: self.options[name] for name in self.options.keys()}  # noqa: SIM118 - RunOptions is no dict
-
-    @property
-    def loaded(self) -> Any:
-        return yaml.safe_load(self.overrides)
 
     @property
     def typed(self) -> List[str]:
@@ -66,6 +62,12 @@ def unpatched(*words: Any) -> Outcome:
 
 def patched(*words: Any) -> Outcome:
     return run(speechbrain.parse_arguments, *words)
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @contextlib.contextmanager

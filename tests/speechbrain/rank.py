@@ -16,7 +16,7 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run one scenario in this (forked) process."""
     from tests.speechbrain.recorder import Recorder
 
-    recorder = Recorder(scenario["keep"], scenario["found"])
+    recorder = Recorder(scenario["found"])
     if scenario.get("settings"):
         import ddpfix
 
@@ -27,10 +27,7 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
     rank = os.environ["RANK"]
     sys.argv = [scenario["script"], *(word.replace("=RANK", f"={rank}") for word in scenario["arguments"])]
     sys.path[0] = str(Path(scenario["script"]).parent)
-    try:
-        runpy.run_path(scenario["script"], run_name="__main__")
-    finally:
-        recorder.close(folder / f"{scenario['name']}.{serving.RANK}.pt")
+    runpy.run_path(scenario["script"], run_name="__main__")
 
 
 def main() -> None:

@@ -18,8 +18,6 @@ from packaging.version import Version
 HERE = Path(__file__).parent
 TRAIN = HERE / "recipe" / "train.py"
 RATE = 16000
-# A network of the recipe's own, where nothing of transformers is needed.
-OWN = "!new:tests.speechbrain.networks.Encoder"
 # From 1.1.0 on the wrappers live elsewhere, and the old path loads the same files a second time.
 OLD_PLACE = "speechbrain.lobes.models.huggingface_transformers"
 _CLASSES = {"wavlm": "WavLM", "wav2vec2": "Wav2Vec2"}
@@ -55,14 +53,8 @@ def pretrained(
     given: Dict[str, Any] = {"source": str(home), "save_path": str(folder / "saved"), **arguments}
     given.setdefault("freeze", False)
     given.setdefault("output_norm", False)
-    if has_all_hiddens():
-        given.setdefault("output_all_hiddens", "!ref <output_all_hiddens>")
     place = f"{home_of}.{kind}.{_CLASSES[kind]}" if home_of else wrapper(kind)
     return "\n".join([f"!new:{place}", *(f"    {name}: {value}" for name, value in given.items())])
-
-
-def has_all_hiddens() -> bool:
-    return release() >= Version("0.5.14")
 
 
 def wrapper(kind: str) -> str:

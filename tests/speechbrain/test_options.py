@@ -9,7 +9,6 @@ import copy
 import pickle
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Iterator, List
 
 import pytest
@@ -18,9 +17,9 @@ from ddpfix.patches.speechbrain import options as patch
 
 import ddpfix
 from tests.speechbrain import parsing
-from tests.speechbrain.parsing import RELEASE, UNPATCHED, as_unpatched, patched, unpatched
+from tests.speechbrain.parsing import RELEASE, UNPATCHED, as_unpatched, no_launcher, patched, unpatched  # noqa: F401
 
-pytestmark = pytest.mark.patches("speechbrain.options")
+pytestmark = [pytest.mark.patches("speechbrain.options"), pytest.mark.usefixtures("no_launcher")]
 
 FLAG = "find_unused_parameters"
 YAML = """
@@ -36,12 +35,6 @@ counter: !new:collections.Counter
 """
 
 
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def switched_on() -> Iterator[None]:
     with parsing.active():
@@ -51,13 +44,6 @@ def switched_on() -> Iterator[None]:
 @pytest.fixture
 def train(tmp_path: Path) -> Path:
     return parsing.write(tmp_path, YAML)
-
-
-def test_the_patches_are_in_place() -> None:
-    states = {entry.id: entry.state for entry in ddpfix.report().patches}
-    applied = {name: states[f"speechbrain.{name}"] for name in parsing.PATCHES}
-    # Those that act when a command line is parsed, and change nothing else.
-    assert applied == {**dict.fromkeys(parsing.PATCHES, "registered"), "options": "applied"}
 
 
 def on_the_cpu(outcome: parsing.Outcome) -> Any:
@@ -94,6 +80,9 @@ def test_the_flag_is_true_in_every_spelling(after: List[str], front: List[str], 
         # An abbreviation is parsed, and then not noted as typed: Brain does not look at it.
         arrives = arrives and FLAG in without_ddpfix.typed
     assert arrives == (exact or (prefix and RELEASE < (1, 1, 0)))
+    if words[1:] == [f"--{FLAG}=True"]:
+        # The published advice.
+        assert f"argument --{FLAG}: ignored explicit argument 'True'" in without_ddpfix.printed
 
     outcome = patched(*words)
     assert (outcome.error, outcome.path, outcome.overrides) == (None, str(train), "")
@@ -110,13 +99,6 @@ def test_an_explicit_false_is_one(words: List[str], train: Path) -> None:
     assert (outcome.error, outcome.get(FLAG), outcome.typed, outcome.overrides) == (None, False, [FLAG], "")
     assert patch.user_value(outcome.options, {FLAG: True}, FLAG) == (True, False)
     assert getattr(parsing.brain(on_the_cpu(outcome), {FLAG: True}), FLAG) is False
-
-
-def test_the_published_advice_on_the_unpatched_release(train: Path) -> None:
-    outcome = unpatched(train, f"--{FLAG}=True")
-    assert outcome.error == "exit 2"
-    assert f"argument --{FLAG}: ignored explicit argument 'True'" in outcome.printed
-    parsing.load(patched(train, f"--{FLAG}=True"))
 
 
 @pytest.mark.parametrize("words", [[f"--{FLAG}=maybe"], [f"--{FLAG}", "maybe"], ["--debug=maybe"]])
@@ -255,37 +237,6 @@ def test_run_options_stay_a_dict(train: Path) -> None:
     # A copy is a plain dict, which needs no ddpfix.
     twins: Any = (pickle.loads(pickle.dumps(options)), copy.copy(options), copy.deepcopy(options), options.copy())
     assert all(type(twin) is dict and twin == options for twin in twins)
-
-
-def test_late_activation_reaches_every_name(train: Path) -> None:
-    import speechbrain.core as core
-
-    user = ModuleType("a_recipe_of_ours")
-    ddpfix.deactivate()
-    names = vars(user)
-    home: Any = core if RELEASE < (1, 1, 0) else sys.modules["speechbrain.utils.run_opts"].RunOptions
-    attribute = "parse_arguments" if RELEASE < (1, 1, 0) else "from_command_line_args"
-    names["parse_arguments"] = speechbrain.parse_arguments
-    names["another"] = getattr(home, attribute)
-    held = [vars(speechbrain)["parse_arguments"], names["another"], vars(home)[attribute]]
-    sys.modules[user.__name__] = user
-    try:
-        assert held[0] is UNPATCHED[0]
-        ddpfix.activate()
-        bound = [speechbrain.parse_arguments, getattr(home, attribute), names["parse_arguments"], names["another"]]
-        for parse in bound:
-            assert parse([str(train), f"--{FLAG}=True"])[1][FLAG] is True
-        # A name that is taken while the fix is in place.
-        names["later"] = speechbrain.parse_arguments
-        ddpfix.deactivate()
-        assert vars(speechbrain)["parse_arguments"] is held[0]
-        assert names["parse_arguments"] is held[0]
-        assert names["another"] is held[1]
-        assert vars(home)[attribute] is held[2]
-        assert names["later"] is held[0]
-    finally:
-        del sys.modules[user.__name__]
-        ddpfix.activate()
 
 
 def test_overrides_off_leaves_the_release_alone(train: Path) -> None:

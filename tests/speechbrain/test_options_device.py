@@ -9,17 +9,14 @@ from typing import Any, Dict, Iterator, List
 import pytest
 
 from tests.speechbrain import parsing
-from tests.speechbrain.parsing import RELEASE, patched, unpatched
+from tests.speechbrain.parsing import RELEASE, no_launcher, patched, unpatched  # noqa: F401
 
 NEW, BY_ENVIRONMENT = (1, 1, 0), (0, 5, 16)
 # Before it, Brain takes the last letter of the device for a number.
 BASE = "seed: 1\nlr: 0.5\n"
 
 
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("no_launcher")
 
 
 @pytest.fixture(autouse=True)
@@ -56,37 +53,26 @@ def test_each_rank_has_its_own_gpu(device: str, train: Path, monkeypatch: pytest
 
 
 @pytest.mark.patches("speechbrain.device")
-def test_the_cpu_stays(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_devices_stay(tmp_path: Path, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    # Without a launcher.
+    assert patched(train, "--device=cuda:3").get("device") == "cuda:3"
+    assert patched(train, "--device=cuda").get("device") == unpatched(train, "--device=cuda").get("device") == "cuda"
     launched(monkeypatch)
     for parse in (unpatched, patched):
         assert parse(train, "--device", "cpu").get("device") == "cpu"
     assert patched(train).get("device") == unpatched(train).get("device")
-
-
-@pytest.mark.patches("speechbrain.device")
-def test_without_a_launcher_the_device_stays(train: Path) -> None:
-    assert patched(train, "--device=cuda:3").get("device") == "cuda:3"
-    assert patched(train, "--device=cuda").get("device") == unpatched(train, "--device=cuda").get("device") == "cuda"
-
-
-@pytest.mark.patches("speechbrain.device")
-def test_a_gpu_of_ones_own(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
+    assert patched(parsing.write(tmp_path, BASE + "device: cuda\n")).get("device") == "cuda:1"
     if RELEASE < NEW:
-        pytest.skip("the release itself counts GPUs by rank")
+        # The release itself counts GPUs by rank.
+        return
+    # A GPU of one's own.
     launched(monkeypatch, 0, 1)
     assert patched(train, "--device=cuda:3").get("device") == "cuda:3"
     launched(monkeypatch, 1, 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert patched(train, "--device=cuda:0").get("device") == "cuda:0"
-
-
-@pytest.mark.patches("speechbrain.device")
-def test_a_device_in_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched(monkeypatch)
-    file = parsing.write(tmp_path, BASE + "device: cuda\n")
-    assert patched(file).get("device") == "cuda:1"
 
 
 @pytest.mark.patches("speechbrain.device")
@@ -206,35 +192,22 @@ def test_precision(value: str, train: Path) -> None:
 
 
 @pytest.mark.patches("speechbrain.precision")
-@pytest.mark.parametrize("name", ["precision", "eval_precision"])
-def test_a_precision_that_nobody_knows(name: str, train: Path) -> None:
-    assert unpatched(train, f"--{name}=half").error == ("exit 2" if RELEASE >= NEW else None)
-    outcome = patched(train, f"--{name}=half")
-    assert outcome.error == "exit 2"
-    assert f"error: --{name}=half: accepted are fp32, fp16, bf16" in outcome.printed
-
-
-@pytest.mark.patches("speechbrain.precision")
-def test_a_precision_in_the_yaml_that_nobody_knows(tmp_path: Path) -> None:
-    file = parsing.write(tmp_path, BASE + "precision: half\n")
-    outcome = patched(file)
+def test_a_precision_that_nobody_knows(train: Path, tmp_path: Path) -> None:
+    for name in ("precision", "eval_precision"):
+        assert unpatched(train, f"--{name}=half").error == ("exit 2" if RELEASE >= NEW else None)
+        outcome = patched(train, f"--{name}=half")
+        assert outcome.error == "exit 2"
+        assert f"error: --{name}=half: accepted are fp32, fp16, bf16" in outcome.printed
+    outcome = patched(parsing.write(tmp_path, BASE + "precision: half\n"))
     assert outcome.error == ("exit 2" if RELEASE >= OLD else None)
-    if RELEASE >= OLD:
-        assert "precision: half in the yaml: accepted are fp32, fp16, bf16" in outcome.printed
+    assert RELEASE < OLD or "precision: half in the yaml: accepted are fp32, fp16, bf16" in outcome.printed
 
 
 @pytest.mark.patches("speechbrain.precision")
-def test_abbreviated_precision(train: Path) -> None:
-    before = unpatched(train, "--prec=fp32")
-    if RELEASE >= NEW:
-        assert before.typed == []
+def test_abbreviated_and_eval_precision(train: Path) -> None:
+    assert RELEASE < NEW or unpatched(train, "--prec=fp32").typed == []
     outcome = patched(train, "--prec=fp32")
-    assert (outcome.get("precision"), outcome.overrides) == ("fp32", "")
-    assert "precision" in outcome.typed
-
-
-@pytest.mark.patches("speechbrain.precision")
-def test_eval_precision(train: Path) -> None:
+    assert (outcome.get("precision"), outcome.overrides) == ("fp32", "") and "precision" in outcome.typed
     outcome = patched(train, "--eval_precision=bf16")
     if RELEASE >= OLD:
         assert outcome.get("eval_precision") == "bf16"

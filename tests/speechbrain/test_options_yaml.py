@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, Tuple
 
 import pytest
-import speechbrain
 import yaml
 
 from tests.speechbrain import parsing
-from tests.speechbrain.parsing import RELEASE, UNPATCHED, patched, unpatched
+from tests.speechbrain.parsing import RELEASE, no_launcher, patched, unpatched  # noqa: F401
 
-pytestmark = pytest.mark.patches("speechbrain.yaml_options")
+pytestmark = [pytest.mark.patches("speechbrain.yaml_options"), pytest.mark.usefixtures("no_launcher")]
 
 FLAG = "find_unused_parameters"
 BASE = """
@@ -46,12 +45,6 @@ SHADOWED: Dict[str, Tuple[Any, Tuple[int, ...], Tuple[int, ...]]] = {
     "profile_steps": (8, (1, 0, 0), NEW),
 }
 NOT_SHADOWED: Dict[str, Any] = {"max_grad_norm": 2.5, "nonfinite_patience": 9, "ckpt_interval_minutes": 15}
-
-
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -142,9 +135,3 @@ def test_run_options_of_the_users_own(tmp_path: Path, active: None) -> None:
     hparams = {"debug_batches": 7, FLAG: True, "device": "cpu"}
     brain = parsing.brain({"debug_batches": 2, FLAG: False, "device": "cpu"}, hparams)
     assert (brain.debug_batches, getattr(brain, FLAG, False)) == (2, False)
-
-
-def test_undo(tmp_path: Path) -> None:
-    with parsing.active():
-        assert speechbrain.parse_arguments is not UNPATCHED[0]
-    assert speechbrain.parse_arguments is UNPATCHED[0]

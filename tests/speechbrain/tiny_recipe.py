@@ -124,9 +124,6 @@ def main() -> None:
         def compute_forward(self, batch: Any, stage: Any) -> Any:
             if stage == sb.Stage.TRAIN and due(hparams["failing"], rank, self.step):
                 raise MemoryError("out of memory")
-            if hparams["past"] == "main" and if_main_process():
-                # For the log.
-                self.hparams.model(batch.x)
             x = self.modules.target(batch.x) if "target" in self.modules else batch.x
             # Recipes up to 1.1.0 take the bare module, which is not the wrapped one.
             return (self.hparams if hparams["past"] == "all" else self.modules).model(x)

@@ -112,3 +112,11 @@ def alike(results: List[launch.Result]) -> bool:
     """Whether all ranks ended, with the same weights after each step, and with the same learning rates."""
     first = results[0]
     return well(results) and all(r.steps == first.steps and r.lr == first.lr for r in results) and bool(first.steps)
+
+
+def as_by_hand(side: Side, name: str, steps: Sequence[Sequence[Micro]], limit: float = 1e-6, **how: Any) -> None:
+    """A run ended on all ranks alike, after these steps, where training by hand (:func:`by_hand`) comes to."""
+    where, runs = side
+    assert alike(runs[name]) and len(runs[name][0].steps) == len(steps)
+    expected = by_hand(steps, **how)
+    assert max(error(where, name, expected, rank) for rank in range(len(runs[name]))) < limit

@@ -14,8 +14,6 @@ class ASR(sb.Brain):
         batch = batch.to(self.device)
         wavs, lengths = batch.sig
         features = self.modules.wav2vec2(wavs)
-        if self.hparams.output_all_hiddens:
-            features = features.mean(0)
         return self.hparams.log_softmax(self.modules.ctc_lin(features)), lengths
 
     def compute_objectives(self, predictions, batch, stage):
