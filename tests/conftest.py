@@ -64,7 +64,7 @@ FILES: Dict[str, str] = {
     "faults/test_injected": "ranks",
     "late/test_undo": "fast",
     "sharded/test_shards": "fast",
-    "gpu/test_judge": "fast",
+    "gpu/test_sections": "fast",
     "trace/test_single": "fast",
     "trace/test_writer": "fast",
 }

@@ -11,16 +11,16 @@ import argparse
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from tests.gpu import judge, launch, machine, report, table
+from tests.gpu import launch, machine, report
 from tests.gpu.catalogue import everything
-from tests.gpu.cells import SECTIONS, Cell, lacking
+from tests.gpu.cells import Cell, lacking
 from tests.gpu.kept import Kept
 from tests.gpu.launch import Outcome
 from tests.gpu.order import launches
+from tests.gpu.sections import SECTIONS, torch_alone, verdict
 
 FAILED, NOT_RUN = 1, 3
 _ON_CPU = (
@@ -47,15 +47,16 @@ def main(words: Sequence[str]) -> int:
     print(text)
     if chosen.out:
         (chosen.out / "gpu.md").write_text(text + "\n", encoding="utf-8")
-        (chosen.out / "table.md").write_text(table.markdown(facts, outcomes) + "\n", encoding="utf-8")
-    return FAILED if judge.failed(outcomes) else NOT_RUN if judge.not_run(outcomes) else 0
+        (chosen.out / "table.md").write_text(report.for_costs(facts, outcomes) + "\n", encoding="utf-8")
+    return FAILED if report.failed(outcomes) else NOT_RUN if report.not_run(outcomes) else 0
 
 
 def _parsed(words: Sequence[str]) -> Any:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, default=_out(), help="folder of gpu.md, table.md, results.json ($OUT)")
     parser.add_argument("--minutes", type=float, default=9.0, help="how long one call may take (9)")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="NAME", help=f"sections: {', '.join(SECTIONS)}")
+    known = tuple(SECTIONS)
+    parser.add_argument("--only", nargs="+", choices=known, metavar="NAME", help=f"sections: {', '.join(known)}")
     parser.add_argument("--again", nargs="?", const="all", choices=("all", "failed"), help="run kept cells again")
     parser.add_argument("--quick", action="store_true", help="run a little of everything; its figures mean nothing")
     return parser.parse_args(words)
@@ -71,7 +72,7 @@ def _outcomes(cells: Sequence[Cell], facts: Dict[str, Any], kept: Kept, again: s
     found = {number: Outcome(cells[number], left_out=reason) for number, reason in reasons.items() if reason}
     earlier = [] if again == "all" else [each for each in map(kept.of, cells) if each is not None]
     for each in earlier:
-        if again != "failed" or not judge.verdict(each, earlier).startswith("FAILED"):
+        if again != "failed" or not verdict(each, earlier).startswith("FAILED"):
             found[cells.index(each.cell)] = each
     waiting = [cell for number, cell in enumerate(cells) if number not in found]
     for each in _run(waiting, facts, kept, end):
@@ -91,19 +92,6 @@ def _run(cells: List[Cell], facts: Dict[str, Any], kept: Kept, end: float) -> Li
         kept.add(done)
         outcomes += done
     return outcomes
-
-
-def torch_alone(outcomes: List[Outcome]) -> List[Outcome]:
-    """What torch cannot do here without ddpfix either is left out, and no failure of ours."""
-    found = []
-    for each in outcomes:
-        base = [one for one in outcomes if one.cell == replace(each.cell, mode="plain")]
-        reason = base[0].error if each.cell.section in ("fsdp", "graphs") and base else ""
-        own = next((one["left_out"] for one in each.found if one.get("left_out")), "")
-        if reason or own:
-            each = Outcome(each.cell, left_out=own or f"torch alone cannot do it here ({reason})")
-        found.append(each)
-    return found
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 """Programs that torch trains rightly by itself: each mode has to train them the same, bit for bit, without a wait more.
 
 A program is a class whose instance takes steps. It is run in each mode as a cell of its own, and the cells are compared
-by :mod:`tests.gpu.judge`.
+by :mod:`tests.gpu.sections`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List
+from typing import Any, Callable, Dict, Iterable, Iterator, List
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from tests.gpu import card, syncs, training, world
 from tests.gpu.modes import Mode, active
@@ -31,6 +30,26 @@ class Program:
 
     def step(self, number: int) -> None:
         raise NotImplementedError
+
+
+class Trained(Program):
+    """One wrapped model, trained by SGD on the losses of a step, one backward after the other."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.model = wrapped(self.built(), mode)
+        self.optimizer, self.tensors = sgd(self.model), held(self.model)
+
+    def built(self) -> nn.Module:
+        return stack(4)
+
+    def losses(self, number: int) -> Iterator[torch.Tensor]:
+        yield self.model(data(number)).square().mean()
+
+    def step(self, number: int) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        for loss in self.losses(number):
+            loss.backward()
+        self.optimizer.step()
 
 
 Make = Callable[[Mode], Program]
@@ -66,13 +85,7 @@ def _two(program: Program, number: int) -> None:
 
 def wrapped(model: nn.Module, mode: Mode, cap: float = 0.01) -> Any:
     """Under DDP, on this rank's device, with many buckets."""
-    more: Dict[str, Any] = {"bucket_cap_mb": cap}
-    if mode.flag:
-        more["find_unused_parameters"] = True
-    model.to(world.device()).train()
-    if card.here():
-        more["device_ids"] = [world.device().index]
-    return DistributedDataParallel(model, **more)
+    return training.wrapped(model.to(world.device()).train(), mode, cap)
 
 
 def stack(depth: int, out: int = WIDTH) -> nn.Module:

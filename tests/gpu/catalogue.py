@@ -1,96 +1,108 @@
-"""Every cell: exactness, step time and waits of models here, programs of other kinds in :mod:`tests.gpu.programs`."""
+"""Every cell: exactness, step time and waits of models; loops, streams, graphs, traces, hangs, starts and memory."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
-from tests.gpu import programs
-from tests.gpu.cells import GROUPS, SECTIONS, Cell, numbers
+from tests.gpu.cells import GROUPS, Cell, numbers
+from tests.gpu.child import LATE
+from tests.gpu.sections import SECTIONS
 
-_LATE = ["flag", "find", "late", "auto"]
-_ALL = [*_LATE, "find, views", "late, views"]
-_WHOLE = ["plain", "flag", "auto", "late"]
+_LATE = ("flag", "find", "late", "auto")
+_ALL = (*_LATE, "find, views", "late, views")
+_WHOLE = ("plain", "flag", "auto", "late")
 _CHECKPOINTS = ("reentrant", "non-reentrant", "whole encoder, reentrant", "whole encoder, non-reentrant")
+_LOOPS = ("siamese, 12 buffers", "GAN", "two backwards", "gradient penalty", "accumulation")
+_STREAMS = ("DDP built on a side stream", "whole loop on a side stream", "outputs of two streams")
+_HANGS = (".item() in the script", ".item() in a toolkit", "GradScaler", "a full launch queue")
+_STARTS = ("device_id", "cpu:gloo,cuda:nccl", "backend None")
+# MB of a card that WavLM-large needs, as far as one can tell without one.
+_LARGE = 32_000
 
 
 def everything(machine: Dict[str, Any], quick: bool) -> List[Cell]:
     """All cells, also those that this machine lacks something for."""
     cuda = machine["cuda"]
-    found: List[Cell] = []
     base = ("WavLM-base", "BART-base") if cuda else ("narrow WavLM", "narrow BART")
+    found = []
     for group in GROUPS:
-        found += [
-            *_syncs(group, quick, cuda),
-            *_exactness(group, quick),
-            *_precision(group, quick),
-            *_fsdp(group, quick),
-        ]
-        found += _speed(group, base, quick, cuda)
-    found += [*programs.everything(cuda, quick), *_compile(machine, quick), *_funasr(machine)]
-    return sorted(found, key=lambda cell: SECTIONS.index(cell.section))
+        found += [*_exactness(group, quick), *_precision(group, quick), *_programs(group, quick)]
+        found += [*_syncs(group, quick, cuda), *_speed(group, base, quick, cuda)]
+        options = {"rate": 0.5, "steps": 3 if quick else 5}
+        # torch alone comes first: where it fails by itself, the other says nothing.
+        kinds = ("FSDP1", "fully_shard")
+        found += _each("fsdp", group, "sharded", ("plain", "auto"), kinds, options, model="tiny wav2vec2")
+    # Without a card, two ranks over gloo stand for the one that has NCCL.
+    one = "nccl1" if cuda else "gloo2"
+    found += _starts(one)
+    for group in (one, "nccl2"):
+        found += [*_graphs(group, quick), *_table(group, cuda, quick)]
+    found += [*_compile(machine, quick), *_funasr(machine)]
+    return sorted(found, key=lambda cell: list(SECTIONS).index(cell.section))
+
+
+def _each(
+    section: str,
+    group: str,
+    act: str,
+    modes: Sequence[str],
+    kinds: Sequence[str],
+    options: Dict[str, Any],
+    model: str = "",
+    limit: float = 40.0,
+    least: float = 6.0,
+) -> List[Cell]:
+    """A cell for each kind in each mode."""
+    return [Cell(section, group, act, model, mode, kind, options, limit, least) for kind in kinds for mode in modes]
 
 
 def _exactness(group: str, quick: bool) -> List[Cell]:
-    steps = 4 if quick else 10
+    steps, few = 4 if quick else 10, ("late",) if quick else _LATE
     drop: Dict[str, Any] = {"rate": 0.5, "steps": steps}
-    branches = {"steps": steps, "optimizer": "sgd"}
-    modes = ["flag", "find", "late"] if quick else _ALL
-    found = [Cell("exactness", group, "exact", "tiny wav2vec2", mode, "", drop) for mode in modes]
-    few = ["late"] if quick else _LATE
-    found += [Cell("exactness", group, "exact", "branches", mode, "", branches) for mode in few]
-    found += [Cell("exactness", group, "exact", "tiny BART", mode, "", drop) for mode in few]
-    twice = {**drop, "accum": 2, "steps": steps // 2}
-    found += [Cell("exactness", group, "exact", "tiny wav2vec2", mode, "accumulation", twice) for mode in few[1:3]]
+    found = []
+    for model, modes, options in (
+        ("tiny wav2vec2", ("flag", "find", "late") if quick else _ALL, drop),
+        ("branches", few, {"steps": steps, "optimizer": "sgd"}),
+        ("tiny BART", few, drop),
+    ):
+        found += _each("exactness", group, "exact", modes, [""], options, model)
+    half = {**drop, "steps": steps // 2}
+    ways: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {"accumulation": (few[1:3], {"accum": 2})}
     # torch's own flag ends a reentrant checkpoint with an error.
-    return found + [
-        Cell(
-            "exactness", group, "exact", "tiny wav2vec2", mode, kind, {**drop, "steps": steps // 2, "checkpoints": kind}
-        )
-        for kind in _CHECKPOINTS
-        for mode in (["late"] if quick else ["late", "auto"])
-    ]
+    ways.update({kind: (few if quick else ("late", "auto"), {"checkpoints": kind}) for kind in _CHECKPOINTS})
+    for kind, (own, more) in ways.items():
+        found += _each("exactness", group, "exact", own, [kind], {**half, **more}, "tiny wav2vec2")
+    return found
 
 
 def _precision(group: str, quick: bool) -> List[Cell]:
     scaled: Dict[str, Any] = {"precision": "fp16", "scaled": True, "overflow": 2}
     kinds: Dict[str, Dict[str, Any]] = {"bf16": {"precision": "bf16"}, "fp16, GradScaler, one inf": scaled}
     models: Dict[str, Dict[str, Any]] = {"branches": {"optimizer": "sgd"}, "tiny wav2vec2": {"rate": 0.5}}
-    return [
-        Cell("precision", group, "exact", model, mode, kind, {**own, **more, "steps": 3 if quick else 6})
-        for kind, own in kinds.items()
-        for model, more in models.items()
-        for mode in (["late"] if quick else ["flag", "find", "late"])
-    ]
-
-
-def _fsdp(group: str, quick: bool) -> List[Cell]:
-    options = {"rate": 0.5, "steps": 3 if quick else 5}
-    # torch alone comes first: where it fails by itself, the other says nothing.
-    return [
-        Cell("fsdp", group, "sharded", "tiny wav2vec2", mode, kind, options)
-        for kind in ("FSDP1", "fully_shard")
-        for mode in ("plain", "auto")
-    ]
+    modes, found = ["late"] if quick else ["flag", "find", "late"], []
+    for kind, own in kinds.items():
+        for model, more in models.items():
+            options = {**own, **more, "steps": 3 if quick else 6}
+            found += _each("precision", group, "exact", modes, [kind], options, model)
+    return found
 
 
 def _speed(group: str, base: Sequence[str], quick: bool, cuda: bool) -> List[Cell]:
     speech, text = base
     short = [mode for mode in _ALL if mode != "auto"]
+    three, whole = ["flag", "find", "late"], list(_WHOLE)
     if group == "nccl2":
-        plans = [(speech, 0.1, ["flag", "find", "late"]), (speech, 0.0, _WHOLE), (text, 0.1, ["flag", "late"])]
+        plans = [(speech, 0.1, three), (speech, 0.0, whole), (text, 0.1, ["flag", "late"])]
     elif group == "gloo2":
-        plans = [(speech, 0.5, short), (speech, 0.0, _WHOLE), (text, 0.1, ["flag", "find", "late"])]
-        plans += [(text, 0.0, _WHOLE), (speech, 0.1, ["flag", "find", "late"])]
+        plans = [(speech, 0.5, short), (speech, 0.0, whole), (text, 0.1, three), (text, 0.0, whole)]
+        plans += [(speech, 0.1, three)]
     else:
-        plans = [(speech, 0.1, short), (speech, 0.0, _WHOLE), (text, 0.1, short), (text, 0.0, _WHOLE)]
+        plans = [(speech, 0.1, short), (speech, 0.0, whole), (text, 0.1, short), (text, 0.0, whole)]
         plans += [(speech, 0.5, short), (text, 0.5, short)]
-    if quick:
-        plans = [(speech, 0.5, ["flag", "late"])]
-    found = []
-    for model, rate, modes in plans:
+    limit, found = 45.0 if group == "gloo2" and cuda else 20.0, []
+    for model, rate, modes in [(speech, 0.5, ["flag", "late"])] if quick else plans:
         options = {"rate": rate, "modes": modes, "turns": 2 if quick else 3, "seconds": 0.2 if quick else 0.6}
-        limit = 45.0 if group == "gloo2" and cuda else 20.0
-        found.append(Cell("speed", group, "speed", model, "", f"rate {rate:g}", options, limit, limit / 3))
+        found += _each("speed", group, "speed", [""], [f"rate {rate:g}"], options, model, limit, limit / 3)
     return found
 
 
@@ -98,30 +110,72 @@ def _syncs(group: str, quick: bool, cuda: bool) -> List[Cell]:
     """In a group of one nothing is compared or skipped; gloo sends small models only in the time there is."""
     small = ("narrow WavLM", "narrow BART") if cuda else ("tiny wav2vec2", "tiny BART")
     speech, text = small if group == "gloo2" else ("WavLM-base", "BART-base")
-    plans = [(text, 0.0, [*_WHOLE, "auto, trace"]), (text, 0.5, _LATE), (speech, 0.0, ["plain", "late"])]
+    plans = [(text, 0.0, (*_WHOLE, "auto, trace")), (text, 0.5, _LATE), (speech, 0.0, ("plain", "late"))]
     if quick:
-        plans = [(text, 0.0, ["plain", "auto", "auto, trace"]), (text, 0.5, ["late"])]
-    steps = 2 if quick else 8
+        plans = [(text, 0.0, ("plain", "auto", "auto, trace")), (text, 0.5, ("late",))]
+    found = []
+    for model, rate, modes in plans:
+        options = {"rate": rate, "steps": 2 if quick else 8}
+        found += _each("syncs", group, "syncs", modes, [f"rate {rate:g}"], options, model, least=8.0)
+    return found
+
+
+def _programs(group: str, quick: bool) -> List[Cell]:
+    modes = ("late",) if quick else ("auto", "late")
+    found = []
+    # In streams ranks run different branches: torch needs its flag.
+    for act, base, kinds, steps in (("loops", "plain", _LOOPS, 10), ("streams", "flag", _STREAMS, 12)):
+        options = {"steps": 3 if quick else steps, "base": base}
+        found += _each(act, group, act, (base, *modes), kinds, options)
+    options = {"steps": 4 if quick else 20}
+    return found + _each("trace", group, "traced", ["auto"], ["against numbers read by hand"], options)
+
+
+def _graphs(group: str, quick: bool) -> List[Cell]:
+    options = {"steps": 2 if quick else 5, "base": "plain"}
+    # torch alone comes first: where it fails by itself, the others say nothing.
+    kinds = ("make_graphed_callables", "reduce-overhead")
     return [
-        Cell("syncs", group, "syncs", model, mode, f"rate {rate:g}", {"rate": rate, "steps": steps}, least=8.0)
-        for model, rate, modes in plans
-        for mode in modes
+        *_each("graphs", group, "graphs", ("plain", "auto", "late"), kinds, options),
+        *_each("graphs", group, "graphs", ("plain", "auto, trace"), ["captures while a trace is written"], options),
+        *_each("graphs", group, "graphs", ("plain", "auto", "late"), ["whole step captured"], options),
     ]
+
+
+def _starts(one: str) -> List[Cell]:
+    """Hangs, starts of groups, and memory."""
+    steps = {"steps": 3}
+    both = {**steps, "cards": 2}
+    found = _each("hangs", "gloo2", "hangs", [""], _HANGS, {}, least=12.0)
+    for group in ("gloo2", "nccl2"):
+        found += _each("hangs", group, "children", ["auto"], [LATE], steps, "", 70.0, 30.0)
+    kinds = {(one, _STARTS): steps, ("nccl2", ("device_id", "no set_device")): steps}
+    for (group, own), options in {**kinds, (one, ("module over both cards",)): both}.items():
+        found += _each("starts", group, "children", ["auto"], own, options, "", 130.0, 20.0)
+    memory = {"megabytes": 1024, "on_cpu": 4}
+    return found + _each("memory", "gloo2", "look", ["auto"], ["embedding of 1 GB, bf16"], memory, "", 60.0, 25.0)
+
+
+def _table(group: str, cuda: bool, quick: bool) -> List[Cell]:
+    model, found = "WavLM-large" if cuda else "tiny wav2vec2", []
+    for rate in (0.1,) if quick else (0.1, 0.5, 0.0):
+        modes = [*(["plain"] if not rate else []), "flag", "auto", "late"]
+        options = {"rate": rate, "modes": modes, "precision": "bf16", "profiled": 1 if quick else 3}
+        options.update(turns=1 if quick else 2, seconds=0.2 if quick else 1.5, memory=_LARGE if cuda else 0)
+        found += _each("table", group, "speed", [""], [f"rate {rate:g}"], options, model, 60.0, 20.0)
+    return found
 
 
 def _compile(machine: Dict[str, Any], quick: bool) -> List[Cell]:
     inductor = machine["cuda"] and machine["triton"] and machine["compiler"]
     backend = "inductor" if inductor else "aot_eager"
     options = {"rate": 0.5, "steps": 8, "backend": backend, "quick": quick}
-    group = "nccl1" if machine["cuda"] else "gloo2"
-    return [
-        Cell("compile", group, "compiled", "tiny wav2vec2", mode, backend, options, 100.0, 15.0)
-        for mode in ("flag", "late", "find")
-    ]
+    group, modes = "nccl1" if machine["cuda"] else "gloo2", ("flag", "late", "find")
+    return _each("compile", group, "compiled", modes, [backend], options, "tiny wav2vec2", 100.0, 15.0)
 
 
 def _funasr(machine: Dict[str, Any]) -> List[Cell]:
     release = numbers(machine["funasr"])
     entries = ["train"] + (["train_ds"] if release >= (1, 0, 28) else [])
     kinds = ["cache", "bf16"] + (["fp16", "fp16, the scale backs off"] if release >= (1, 0, 11) else [])
-    return [Cell("funasr", "nccl1", "funasr_fixes", "", entry, kind) for entry in entries for kind in kinds]
+    return _each("funasr", "nccl1", "funasr_fixes", entries, kinds, {})

@@ -5,11 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, Tuple
 
-# The most important ones first, as they are reported; launches are ordered by :mod:`tests.gpu.order`.
-SECTIONS = (
-    *("syncs", "loops", "exactness", "table", "hangs", "trace", "streams", "starts", "memory", "graphs"),
-    *("precision", "speed", "compile", "fsdp", "funasr"),
-)
 # (backend, ranks)
 GROUPS: Dict[str, Tuple[str, int]] = {"nccl1": ("nccl", 1), "nccl2": ("nccl", 2), "gloo2": ("gloo", 2)}
 

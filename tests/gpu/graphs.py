@@ -7,7 +7,7 @@ from typing import Any, Dict
 import torch
 
 from tests.gpu import alike, card, world
-from tests.gpu.alike import Program, data, held, sgd, stack, wrapped
+from tests.gpu.alike import Program, Trained, data, held, sgd, stack, wrapped
 from tests.gpu.modes import Mode
 
 # As torch's manual asks for, before a step with DDP is captured.
@@ -18,12 +18,11 @@ def run(cell: Dict[str, Any]) -> Dict[str, Any]:
     return alike.run(cell, KINDS[cell["kind"]])
 
 
-class Captures(Program):
+class Captures(Trained):
     """Another module is captured twenty times while rows of a trace wait for values from the card."""
 
     def __init__(self, mode: Mode) -> None:
-        self.model = wrapped(stack(4), mode)
-        self.optimizer, self.tensors = sgd(self.model), held(self.model)
+        super().__init__(mode)
         self.other, self.given = stack(2).to(world.device()), data(0)
         self.count = 0
 
@@ -40,20 +39,13 @@ class Captures(Program):
         self.said = f"{self.count} captures"
 
 
-class Callables(Program):
+class Callables(Trained):
     """Parts of the model are graphs before it is wrapped."""
 
-    def __init__(self, mode: Mode) -> None:
+    def built(self) -> Any:
         model: Any = stack(4).to(world.device()).train()
-        sample = data(0).requires_grad_()
-        model[2] = card.graphed(model[2], sample)
-        self.model = wrapped(model, mode)
-        self.optimizer, self.tensors = sgd(self.model), held(self.model)
-
-    def step(self, number: int) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model(data(number)).square().mean().backward()
-        self.optimizer.step()
+        model[2] = card.graphed(model[2], data(0).requires_grad_())
+        return model
 
 
 class WholeStep(Program):
@@ -81,7 +73,7 @@ class WholeStep(Program):
         self.replay()
 
 
-class Compiled(Program):
+class Compiled(Trained):
     """``torch.compile(mode="reduce-overhead")`` of the wrapped model, which captures graphs by itself."""
 
     def __init__(self, mode: Mode) -> None:
@@ -90,14 +82,9 @@ class Compiled(Program):
         torch._dynamo.reset()
         how: Dict[str, Any] = {"mode": "reduce-overhead"} if card.here() else {"backend": "eager"}
         # The compiler splits graphs where buckets end, and refuses limits below that of the first bucket.
-        self.inner = wrapped(stack(4), mode, 25.0)
-        self.model: Any = torch.compile(self.inner, **how)
-        self.optimizer, self.tensors = sgd(self.inner), held(self.inner)
-
-    def step(self, number: int) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model(data(number)).square().mean().backward()
-        self.optimizer.step()
+        inner = wrapped(stack(4), mode, 25.0)
+        self.model: Any = torch.compile(inner, **how)
+        self.optimizer, self.tensors = sgd(inner), held(inner)
 
 
 KINDS: Dict[str, alike.Make] = {

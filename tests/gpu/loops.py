@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, Iterator
 
 import torch
 from torch import nn
 
 from tests.gpu import alike
-from tests.gpu.alike import WIDTH, Program, data, held, sgd, stack, wrapped
+from tests.gpu.alike import WIDTH, Program, Trained, data, held, sgd, stack, wrapped
 from tests.gpu.modes import Mode
 
 
@@ -33,18 +33,19 @@ class Buffered(nn.Module):  # type: ignore[misc, unused-ignore]
         return values
 
 
-class Siamese(Program):
+class Siamese(Trained):
     """Two forwards of one model before the backward, as in DPO and siamese networks."""
 
     def __init__(self, mode: Mode) -> None:
-        self.model = wrapped(Buffered(), mode)
+        super().__init__(mode)
         # Buffers are each rank's own until the next forward: what parameters become depends on them.
-        self.optimizer, self.tensors = sgd(self.model), list(self.model.parameters())
+        self.tensors = list(self.model.parameters())
 
-    def step(self, number: int) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        (self.model(data(number)) - self.model(data(number, 1))).square().mean().backward()
-        self.optimizer.step()
+    def built(self) -> nn.Module:
+        return Buffered()
+
+    def losses(self, number: int) -> Iterator[torch.Tensor]:
+        yield (self.model(data(number)) - self.model(data(number, 1))).square().mean()
 
 
 class Gan(Program):
@@ -66,49 +67,37 @@ class Gan(Program):
         made.step()
 
 
-class TwoBackwards(Program):
+class TwoBackwards(Trained):
     """A forward and a backward twice before the optimizer's step, all of them averaged."""
 
-    def __init__(self, mode: Mode) -> None:
-        self.model = wrapped(stack(4), mode)
-        self.optimizer, self.tensors = sgd(self.model), held(self.model)
-
-    def step(self, number: int) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+    def losses(self, number: int) -> Iterator[torch.Tensor]:
         for part in range(2):
-            self.model(data(number, part)).square().mean().backward()
-        self.optimizer.step()
+            yield self.model(data(number, part)).square().mean()
 
 
-class Penalty(Program):
+class Penalty(Trained):
     """A gradient penalty: the loss has a gradient in it (``create_graph``)."""
 
-    def __init__(self, mode: Mode) -> None:
-        self.model = wrapped(stack(4, 1), mode)
-        self.optimizer, self.tensors = sgd(self.model), held(self.model)
+    def built(self) -> nn.Module:
+        return stack(4, 1)
 
-    def step(self, number: int) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+    def losses(self, number: int) -> Iterator[torch.Tensor]:
         given = data(number).requires_grad_()
         output = self.model(given)
         slope = torch.autograd.grad(output.sum(), given, create_graph=True)[0]
-        (output.mean() + slope.square().mean()).backward()
-        self.optimizer.step()
+        yield output.mean() + slope.square().mean()
 
 
-class Accumulation(Program):
+class Accumulation(Trained):
     """Two micro-batches a step, the first one without a reduction, with enough steps for looks of the drift watch."""
 
-    def __init__(self, mode: Mode) -> None:
-        self.model = wrapped(stack(6), mode)
-        self.optimizer, self.tensors = sgd(self.model), held(self.model)
+    def built(self) -> nn.Module:
+        return stack(6)
 
-    def step(self, number: int) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+    def losses(self, number: int) -> Iterator[torch.Tensor]:
         with self.model.no_sync():
-            self.model(data(number)).square().mean().backward()
-        self.model(data(number, 1)).square().mean().backward()
-        self.optimizer.step()
+            yield self.model(data(number)).square().mean()
+        yield self.model(data(number, 1)).square().mean()
 
 
 KINDS: Dict[str, alike.Make] = {

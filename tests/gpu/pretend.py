@@ -15,7 +15,8 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.gpu import alike, card, programs, rank, training, world
+from tests.gpu import card, rank, training, world
+from tests.gpu.catalogue import everything
 from tests.gpu.cells import Cell
 
 
@@ -50,8 +51,7 @@ def pretend() -> None:
         assert hasattr(torch.cuda, name), name
         setattr(torch.cuda, name, function)
     setattr(card, "here", lambda: True)  # noqa: B010
-    for module in (alike, training):
-        setattr(module, "DistributedDataParallel", wrapped)  # noqa: B010
+    setattr(training, "DistributedDataParallel", wrapped)  # noqa: B010
     stock: Any = torch.optim.AdamW
     setattr(torch.optim, "AdamW", lambda *args, capturable=False, **more: stock(*args, **more))  # noqa: B010
 
@@ -63,7 +63,8 @@ def wrapped(model: Any, device_ids: Any = None, **more: Any) -> Any:
 
 def cells(act: str) -> List[Cell]:
     # The compiler takes minutes to make code for a CPU.
-    own = [cell for cell in programs.everything(False, True) if cell.act == act and cell.kind != "reduce-overhead"]
+    cells = everything({**dict.fromkeys(("cuda", "triton", "funasr", "compiler"))}, True)
+    own = [cell for cell in cells if cell.act == act and cell.kind != "reduce-overhead"]
     return [cell for cell in own if cell.group == "gloo2"]
 
 

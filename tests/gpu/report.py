@@ -3,62 +3,24 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
-from tests.gpu import judge
-from tests.gpu.cells import SECTIONS
 from tests.gpu.launch import Outcome
+from tests.gpu.sections import SECTIONS, verdict
 
-Rows = List[List[str]]
-TITLES = {
-    "loops": "Loops",
-    "table": "WavLM-large",
-    "hangs": "Waits that the hang watch sees",
-    "trace": "Trace",
-    "streams": "Streams",
-    "starts": "Starts and ends of process groups",
-    "memory": "Memory of a comparison of replicas",
-    "graphs": "CUDA graphs",
-    "exactness": "Exactness",
-    "speed": "Step time and memory",
-    "syncs": "Host-device synchronisations a step",
-    "precision": "Mixed precision",
-    "compile": "torch.compile",
-    "fsdp": "LayerDrop under FSDP",
-    "funasr": "FunASR",
-}
-NOTES = {
-    "loops": "Trained in plain torch and under ddpfix: the parameters have to be the same bit for bit after each step, "
-    "and the host may wait no more often. *Two checkpoints* is an error in plain torch, which is averaged by hand.",
-    "table": "For docs/costs.md: see table.md in the output folder. Figures of each turn are here.",
-    "hangs": "The card sleeps for six seconds; after four of them ddpfix has to take the thread for one that waits.",
-    "trace": "Loss, norm and peak as read by hand, no question to the card from a thread of ddpfix, and one context.",
-    "streams": "Bit for bit as torch with its flag.",
-    "starts": "A process of its own for each rank, in plain torch and under ddpfix: same parameters, the limit of the "
-    "backend, and on a card an end that comes at most 0.2 s later.",
-    "memory": "Three steps of one embedding; two of them are compared between ranks.",
-    "graphs": "Bit for bit as in plain torch.",
-    "exactness": "*Gradient*: the largest relative difference from the mean of the ranks' gradients without DDP (limit "
-    f"{judge.EXACT:g}). *As torch's flag*: after how many steps the parameters are bit for bit those of "
-    "torch's own DDP with `find_unused_parameters=True`, without ddpfix, that leaves out the same layers.",
-    "speed": "Random weights, AdamW, dropout as in the configuration, TF32 allowed; the median of turns (the "
-    "smallest to the largest), ratios to the first mode in the same turns. Memory is the peak of one rank "
-    "from before the model was built; *stays*: what is still allocated when the model is gone.",
-    "syncs": "*Waits*: calls of CUDA in which the host waits, *copies*: to memory that is not pinned, *items*: "
-    "numbers that Python asks of a tensor, on the CPU too (LayerDrop's own draws are some), all seen by "
-    "the profiler; *warned*: by `torch.cuda.set_sync_debug_mode`. Without the flag, ddpfix may add no "
-    "wait, copy or warning to those of plain DDP with the same model at rate 0; waits of gloo's own collectives are "
-    "left aside. *Look*: waits and copies of the two steps in which replicas are compared, against two such steps in "
-    f"plain torch at most {judge.LOOK} more of each.",
-    "precision": "Columns as above; gradients are compared with those of the same autocast without DDP (limit "
-    f"{judge.HALF:g}). In the step with an inf the optimizer has to be left out on every rank, and the "
-    "scale halved.",
-    "compile": "`torch.compile(DistributedDataParallel(model))`, 8 steps; *gradient* against the eager model "
-    f"without DDP (limit {judge.COMPILED:g}). Without ddpfix nobody knows which layers ran, so there is "
-    "none.",
-    "fsdp": f"*Apart*: the largest difference of a parameter from the model without FSDP (limit {judge.SHARDED:g}).",
-    "funasr": "Trainers of the installed release with a model of one parameter, on the card.",
-}
+
+def failed(outcomes: Sequence[Outcome]) -> int:
+    """How many cells failed a check or had an error."""
+    return sum(verdict(each, outcomes).startswith("FAILED") for each in outcomes)
+
+
+def not_run(outcomes: Sequence[Outcome]) -> Dict[str, int]:
+    """How many cells were not run, by reason."""
+    found: Dict[str, int] = {}
+    for each in outcomes:
+        if each.left_out:
+            found[each.left_out] = found.get(each.left_out, 0) + 1
+    return found
 
 
 def markdown(
@@ -71,13 +33,9 @@ def markdown(
     """
     lines = ["# ddpfix on this machine", "", *header(machine), ""]
     for section in SECTIONS:
-        own = [each for each in outcomes if each.cell.section == section and not each.left_out]
-        if own:
-            lines += [f"## {TITLES[section]}", "", *([NOTES[section], ""] if NOTES[section] else [])]
-            lines += [*table(*TABLES[section](own)), ""]
+        lines += of_section(section, outcomes)
     lines += ["## Left out", "", *left_out(outcomes, notes), ""]
-    wrong = judge.failed(outcomes)
-    missing = judge.not_run(outcomes)
+    wrong, missing = failed(outcomes), not_run(outcomes)
     if wrong:
         lines.append(f"{wrong} checks failed.")
     if missing:
@@ -89,6 +47,26 @@ def markdown(
         lines.append("All checks passed.")
     lines.append(f"Took {seconds:.0f} s.")
     return "\n".join(lines)
+
+
+def of_section(section: str, outcomes: Sequence[Outcome]) -> List[str]:
+    """Its title, its note, and a row for each cell or mode; nothing where none of its cells was run."""
+    own = [each for each in outcomes if each.cell.section == section and not each.left_out]
+    if not own:
+        return []
+    rows: List[Dict[str, str]] = []
+    for each in own:
+        cell = each.cell
+        start = {"group": where(cell.group), "model": ", ".join(part for part in (cell.model, cell.kind) if part)}
+        if each.error:
+            rows.append({**start, "mode": cell.mode, "check": f"FAILED: error: {each.error}"})
+            continue
+        for seen in SECTIONS[section].look(each, own):
+            check = f"FAILED: {'; '.join(seen.wrong)}" if seen.wrong else "ok"
+            rows.append({**start, "mode": seen.mode, **seen.row, "check": check})
+    head = list(dict.fromkeys(name for row in rows for name in row if name != "check"))
+    whole = [[row.get(name, "") for name in (*head, "check")] for row in rows]
+    return [f"## {SECTIONS[section].title}", "", SECTIONS[section].note, "", *table([*head, "check"], whole), ""]
 
 
 def header(machine: Dict[str, Any]) -> List[str]:
@@ -106,7 +84,16 @@ def header(machine: Dict[str, Any]) -> List[str]:
     return table(["machine", ""], rows)
 
 
-def table(head: Sequence[str], rows: Rows) -> List[str]:
+def for_costs(machine: Dict[str, Any], outcomes: Sequence[Outcome]) -> str:
+    """The table of the largest model, to be pasted into docs/costs.md."""
+    device = machine["device"] if machine["cuda"] else "no CUDA device: the figures mean nothing"
+    about = "bf16 autocast, fused AdamW, 60 s of audio a step and rank"
+    releases = f"torch {machine['torch']}, CUDA {machine['cuda_version'] or '-'}, NCCL {machine['nccl'] or '-'}"
+    rows = of_section("table", outcomes)[4:] or ["The table has no row: its cells were not run."]
+    return "\n".join([f"{about}; {device}; {releases}.", "", *rows])
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     return lines + [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
 
@@ -116,7 +103,7 @@ def left_out(outcomes: Sequence[Outcome], notes: Sequence[str]) -> List[str]:
     reasons: Dict[Tuple[str, str, str], List[str]] = {}
     for each in outcomes:
         if each.left_out:
-            place = (TITLES[each.cell.section], where(each.cell.group), each.left_out)
+            place = (SECTIONS[each.cell.section].title, where(each.cell.group), each.left_out)
             reasons.setdefault(place, []).append(each.cell.name)
     lines = [f"- {title} ({group}): {reason}: {few(names)}" for (title, group, reason), names in reasons.items()]
     return [*lines, *(f"- {note}" for note in notes)] or ["- nothing"]
@@ -129,116 +116,3 @@ def few(names: Sequence[str], most: int = 6) -> str:
 
 def where(group: str) -> str:
     return {"nccl1": "NCCL, 1 rank", "nccl2": "NCCL, 2 ranks", "gloo2": "gloo, 2 ranks"}[group]
-
-
-def _rows(own: Sequence[Outcome], width: int, row: Callable[[Outcome], List[str]]) -> Rows:
-    """A row an outcome; one with an error has that in place of figures. The check comes last."""
-    found = []
-    for each in own:
-        cell = each.cell
-        start = [where(cell.group), ", ".join(part for part in (cell.model, cell.kind) if part), cell.mode]
-        middle = [f"error: {each.error}", *[""] * (width - 1)] if each.error else row(each)
-        found.append([*start, *middle, judge.verdict(each, own)])
-    return found
-
-
-_START = ["group", "model", "mode"]
-
-
-def _exact(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
-    def row(each: Outcome) -> List[str]:
-        first = each.found[0]
-        alike = all(one["ran"] == first["ran"] for one in each.found)
-        worst = max(one["gradient"] for one in each.found)
-        ranks = "yes" if all(one["steps"] == first["steps"] for one in each.found) else "no"
-        # The branch of one model is chosen by each rank's own batch.
-        layers = "by batch" if each.cell.model == "branches" else "yes" if alike else "no"
-        same = f"{min(one['same'] for one in each.found)} of {len(first['steps'])}"
-        return ["yes" if first["flag"] else "no", ranks, layers, f"{worst:.1e}", same]
-
-    head = [*_START, "flag", "ranks equal", "layers alike", "gradient", "as torch's flag", "check"]
-    return head, _rows(own, 5, row)
-
-
-def _speed(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
-    rows: Rows = []
-    for each in own:
-        start = [where(each.cell.group), f"{each.cell.model}, {each.cell.kind}"]
-        if each.error:
-            rows.append([*start, "", f"error: {each.error}", *[""] * 5, "FAILED"])
-            continue
-        for mode in each.cell.options["modes"]:
-            error = each.found[0]["modes"][mode]["error"]
-            figures = [f"error: {error}", *[""] * 5, "FAILED"] if error else judge.figures(each, mode)
-            rows.append([*start, mode, *figures])
-    head = [*_START, "ms a step", "ratio", "peak allocated, MB", "peak reserved, MB", "stays, MB", "layers", "turns"]
-    return head, rows
-
-
-def _syncs(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
-    def row(each: Outcome) -> List[str]:
-        found = each.found[0]
-        counts = found["counts"]
-        named = {"copies", "waits", "items", "launches"}
-        which = ", ".join(f"{name} {count:g}" for name, count in sorted(counts.items()) if name not in named)
-        numbers = [f"{counts[name]:g}" for name in ("waits", "copies", "items")]
-        look = f"{found['look']['waits']:g}, {found['look']['copies']:g}"
-        return ["yes" if found["flag"] else "no", *numbers, f"{found['warned']:g}", look, which or "-"]
-
-    return [*_START, "flag", "waits", "copies", "items", "warned", "look", "which waits", "check"], _rows(own, 7, row)
-
-
-def _compile(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
-    def row(each: Outcome) -> List[str]:
-        first = each.found[0]
-        gradient = "-" if first["gradient"] is None else f"{max(one['gradient'] for one in each.found):.1e}"
-        times = [f"{first['compiling']:.1f}", f"{first['step']:.1f}"]
-        return [*times, str(first["graphs"]), str(first["breaks"]), str(first["frames"]), gradient]
-
-    head = ["compiling, s", "ms a step", "graphs", "graph breaks", "frames", "gradient", "check"]
-    return [*_START, *head], _rows(own, 6, row)
-
-
-def _fsdp(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
-    def row(each: Outcome) -> List[str]:
-        first = each.found[0]
-        ran = "/".join(str(len(names)) for names in first["ran"])
-        alike = "yes" if all(one["ran"] == first["ran"] for one in each.found) else "no"
-        sent = ["/".join(map(str, first[name])) for name in ("gathers", "reduces")]
-        return [ran, alike, *sent, f"{max(one['apart'] for one in each.found):.1e}"]
-
-    head = [*_START, "layers a step", "alike", "gathers a step", "reductions a step", "apart", "check"]
-    return head, _rows(own, 5, row)
-
-
-def _alike(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
-    def row(each: Outcome) -> List[str]:
-        first, base = each.found[0], each.cell.options["base"]
-        waits = f"{first['counts']['waits'] / 2:g}" if first["counts"] else "-"
-        return [str(len(first["steps"])), "" if each.cell.mode == base else base, waits, first["said"] or "-"]
-
-    return ["group", "program", "mode", "steps", "as", "waits a step", "found", "check"], _rows(own, 4, row)
-
-
-def _said(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
-    head = ["group", "program", "mode", "found", "check"]
-    return head, _rows(own, 1, lambda each: [each.found[0]["said"] or "-"])
-
-
-def _funasr(own: Sequence[Outcome]) -> Tuple[List[str], Rows]:
-    head = ["group", "fix", "trainer", "found", "check"]
-    return head, _rows(own, 1, lambda each: [each.found[0]["said"]])
-
-
-TABLES: Dict[str, Callable[[Sequence[Outcome]], Tuple[List[str], Rows]]] = {
-    "exactness": _exact,
-    "speed": _speed,
-    "table": _speed,
-    "syncs": _syncs,
-    **dict.fromkeys(("loops", "streams", "graphs"), _alike),
-    **dict.fromkeys(("trace", "hangs", "starts", "memory"), _said),
-    "precision": _exact,
-    "compile": _compile,
-    "fsdp": _fsdp,
-    "funasr": _funasr,
-}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ContextManager, Dict
+from typing import Any, ContextManager, Dict, Iterator
 
 import torch
 from torch import nn
 
 from tests.gpu import alike, card, world
-from tests.gpu.alike import Program, data, held, sgd, stack, wrapped
+from tests.gpu.alike import Trained, data, stack
 from tests.gpu.modes import Mode
 
 # Seconds for which the card is late with what comes next.
@@ -32,21 +32,21 @@ class Branching(nn.Module):  # type: ignore[misc, unused-ignore]
         return output
 
 
-class Built(Program):
+class Built(Trained):
     """DDP is built on a side stream, as Lightning does, and trained on the default one."""
 
     def __init__(self, mode: Mode) -> None:
         self.late = card.Sleep()
         with card.side_stream():
-            self.model = wrapped(Branching(), mode)
-        self.optimizer, self.tensors = sgd(self.model), held(self.model)
+            super().__init__(mode)
 
-    def step(self, number: int) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+    def built(self) -> nn.Module:
+        return Branching()
+
+    def losses(self, number: int) -> Iterator[torch.Tensor]:
         loss = self.model(data(number), (number + world.rank()) % 3).square().mean()
         self.late(_LATE)
-        loss.backward()
-        self.optimizer.step()
+        yield loss
 
 
 class Whole(Built):
@@ -74,20 +74,20 @@ def _on(stream: ContextManager[None], part: Any, values: torch.Tensor) -> torch.
     return output
 
 
-class Outputs(Program):
+class Outputs(Trained):
     """The outputs of one forward were computed on two side streams."""
 
     def __init__(self, mode: Mode) -> None:
         self.late = card.Sleep()
-        self.model = wrapped(Two(), mode)
-        self.optimizer, self.tensors = sgd(self.model), held(self.model)
+        super().__init__(mode)
 
-    def step(self, number: int) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+    def built(self) -> nn.Module:
+        return Two()
+
+    def losses(self, number: int) -> Iterator[torch.Tensor]:
         one, other = self.model(data(number))
         self.late(_LATE)
-        (one.square().mean() + other.mean()).backward()
-        self.optimizer.step()
+        yield one.square().mean() + other.mean()
 
 
 KINDS: Dict[str, alike.Make] = {

@@ -12,8 +12,7 @@ import pytest
 
 from tests.gpu import __main__, launch
 from tests.gpu.catalogue import everything
-from tests.gpu.report import TITLES
-from tests.gpu.table import NAMES
+from tests.gpu.sections import SECTIONS
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -54,11 +53,14 @@ def rows(text: str, title: str) -> List[List[str]]:
 
 
 def test_exactness_is_shown(written: str) -> None:
-    found = rows(written, TITLES["exactness"])
+    found = rows(written, SECTIONS["exactness"].title)
     assert {"flag", "find", "late"} <= {row[2] for row in found}
     assert all(row[0] == "gloo, 2 ranks" and row[-1] == "ok" for row in found)
+    # Checkpoints beside LayerDrop.
+    assert sum("reentrant" in row[1] for row in found) == 4
     assert re.search(r"^\d+ of \d+ cells were not run \(.*needs a CUDA device \d+", written, re.M)
     assert "All checks passed." not in written
+    assert f"| torch, python | {torch.__version__}, " in written and "| device | no CUDA device |" in written
 
 
 @pytest.mark.parametrize("section", ["loops", "streams", "graphs", "trace", "hangs", "starts", "memory", "syncs"])
@@ -66,19 +68,14 @@ def test_each_cell_of_a_card_is_run_on_the_cpu(written: str, section: str) -> No
     """The same lines, with small sizes; what only a card shows is not judged."""
     cells = everything({**dict.fromkeys(("cuda", "devices", "triton", "funasr", "compiler"), 0)}, True)
     expected = [cell for cell in cells if (cell.section, cell.group) == (section, "gloo2")]
-    found = rows(written, TITLES[section])
+    found = rows(written, SECTIONS[section].title)
     assert len(found) == len(expected) > 0 and all(row[-1] == "ok" for row in found)
-
-
-def test_checkpoints_beside_layerdrop_are_exact(written: str) -> None:
-    kinds = [row[1] for row in rows(written, TITLES["exactness"])]
-    assert sum("reentrant" in kind for kind in kinds) == 4
 
 
 def test_the_table_is_written(folder: Path) -> None:
     text = (folder / "table.md").read_text(encoding="utf-8")
     assert "no CUDA device: the figures mean nothing" in text
-    assert [row.split("|")[3].strip() for row in text.splitlines()[4:]] == [NAMES[m] for m in ("flag", "auto", "late")]
+    assert [row.split("|")[3].strip() for row in text.splitlines()[4:]] == ["flag", "auto", "late"]
 
 
 def test_what_ran_is_not_run_again(folder: Path, written: str) -> None:
@@ -87,10 +84,6 @@ def test_what_ran_is_not_run_again(folder: Path, written: str) -> None:
     assert again.returncode == __main__.NOT_RUN and "no time was left" not in again.stdout
     changing = re.compile(r"^(\| date .*|Took .*)$", re.M)
     assert changing.sub("", again.stdout.strip()) == changing.sub("", written.strip())
-
-
-def test_the_machine_is_named(written: str) -> None:
-    assert f"| torch, python | {torch.__version__}, " in written and "| device | no CUDA device |" in written
 
 
 @pytest.mark.parametrize(
@@ -109,5 +102,5 @@ def test_what_is_left_out_is_named(written: str, expected: str) -> None:
 
 def test_every_section_is_run_or_left_out(written: str) -> None:
     before, _, left_out = written.partition("## Left out")
-    for title in TITLES.values():
-        assert f"## {title}\n" in before or f"- {title} (" in left_out
+    for section in SECTIONS.values():
+        assert f"## {section.title}\n" in before or f"- {section.title} (" in left_out

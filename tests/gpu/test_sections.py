@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.gpu import __main__, judge, kept, launch, report, syncs, table  # noqa: E402
+from tests.gpu import __main__, kept, launch, report, sections, syncs  # noqa: E402
 from tests.gpu.catalogue import everything  # noqa: E402
 from tests.gpu.cells import GROUPS, Cell, lacking  # noqa: E402
 from tests.gpu.launch import Outcome  # noqa: E402
 from tests.gpu.order import launches  # noqa: E402
+from tests.gpu.sections import verdict  # noqa: E402
 
 EXACT = Cell("exactness", "gloo2", "exact", "tiny wav2vec2", "late", "", {"steps": 2})
 MACHINE: Dict[str, Any] = {
@@ -34,31 +35,28 @@ def ranks(**changes: Any) -> List[Dict[str, Any]]:
     return [good, {**good, **changes}]
 
 
-def test_all_is_well() -> None:
-    assert judge.verdict(Outcome(EXACT, ranks()), []) == "ok"
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"steps": ["a", "c"]}, "ranks have different parameters"),
-        ({"ran": [[[]], [[]]]}, "ranks skip different layers"),
-        ({"gradient": 1e-3}, "gradients"),
-        ({"gradient": float("nan")}, "gradients"),
-        ({"same": 1, "parameters": 1e-9}, "parameters apart by 1.0e-09"),
-        ({"finite": False}, "not finite"),
-        ({"known": False}, "ddpfix names other layers"),
-        ({"scales": [1.0, 0.5]}, "the scale"),
+        ({}, "ok"),
+        ({"steps": ["a", "c"]}, "FAILED: ranks have different parameters"),
+        ({"ran": [[[]], [[]]]}, "FAILED: ranks skip different layers"),
+        ({"gradient": 1e-3}, "FAILED: gradients"),
+        ({"gradient": float("nan")}, "FAILED: gradients"),
+        ({"same": 1, "parameters": 1e-9}, "FAILED: parameters apart by 1.0e-09"),
+        ({"finite": False}, "FAILED: not finite"),
+        ({"known": False}, "FAILED: ddpfix names other layers"),
+        ({"scales": [1.0, 0.5]}, "FAILED: the scale"),
     ],
 )
 def test_what_is_wrong_is_named(changes: Dict[str, Any], said: str) -> None:
     outcome = Outcome(EXACT, ranks(**changes))
-    assert judge.verdict(outcome, []) == f"FAILED: {said}" and judge.failed([outcome]) == 1
+    assert verdict(outcome, []) == said and report.failed([outcome]) == (said != "ok")
 
 
 def test_an_error_fails_and_what_is_left_out_does_not() -> None:
     outcomes = [Outcome(EXACT, error="it broke"), Outcome(EXACT, left_out="no time was left")]
-    assert judge.failed(outcomes) == 1
+    assert report.failed(outcomes) == 1
     text = report.markdown(MACHINE, outcomes, 1.0, [])
     assert "error: it broke" in text and "- Exactness (gloo, 2 ranks): no time was left" in text
 
@@ -79,49 +77,35 @@ def test_waits_are_counted_within_the_window() -> None:
     assert syncs.counted(events) == expected
 
 
-def waited(mode: str, waits: float) -> Outcome:
+def waited(mode: str, waits: float, look: Tuple[float, float] = (0.0, 0.0), gloo: float = 0.0) -> Outcome:
+    """Two ranks, of which the second one waits ``waits`` times a step; in a look it waits and copies."""
     cell = Cell("syncs", "nccl1", "syncs", "BART-base", mode, "rate 0")
-    counts = {"waits": waits, "copies": 0.0, "items": 0.0, "launches": 9.0}
-    return Outcome(cell, [{"counts": counts, "look": counts, "warned": 0.0, "flag": False, "cuda": True}])
+    found = []
+    for number in (1.0, waits):
+        counts = {"waits": number, "copies": 0.0, "items": 0.0, "launches": 9.0, "gloo": gloo}
+        looked = {**counts, "waits": number + look[0], "copies": look[1]}
+        found.append({"counts": counts, "look": looked, "warned": 0.0, "flag": False, "cuda": True})
+    return Outcome(cell, found)
 
 
-def test_late_may_add_no_wait() -> None:
-    plain = waited("plain", 1.0)
-    assert judge.verdict(waited("late", 1.0), [plain]) == "ok"
-    assert judge.verdict(waited("late", 2.0), [plain]) == "FAILED: waits 2 instead of 1"
-    assert judge.verdict(waited("late", 1.0), []).startswith("FAILED")
-
-
-def test_waits_of_gloos_own_threads_do_not_count() -> None:
-    plain, late = waited("plain", 2.0), waited("late", 3.0)
-    for each, sent in ((plain, 1.0), (late, 2.0)):
-        each.found[0]["counts"]["gloo"] = sent
-        each.found[0]["look"] = each.found[0]["counts"]
-    assert judge.verdict(late, [plain]) == "ok"
-    late.found[0]["counts"]["gloo"] = 1.0
-    assert judge.verdict(late, [plain]) == "FAILED: waits 2 instead of 1"
-
-
-def test_a_look_may_copy_twice() -> None:
-    plain, late = waited("plain", 1.0), waited("late", 1.0)
-    late.found[0]["look"] = {**late.found[0]["look"], "copies": 2.0, "waits": 3.0}
-    assert judge.verdict(late, [plain]) == "ok"
-    late.found[0]["look"]["copies"] = 3.0
-    assert judge.verdict(late, [plain]) == "FAILED: in a look: copies 3 instead of 0"
-
-
-def test_each_rank_is_judged() -> None:
-    plain, late = waited("plain", 1.0), waited("late", 1.0)
-    for each, waits in ((plain, 1.0), (late, 2.0)):
-        counts = {**each.found[0]["counts"], "waits": waits}
-        each.found.append({**each.found[0], "counts": counts})
-    assert judge.verdict(late, [plain]) == "FAILED: waits 2 instead of 1"
-
-
-def test_a_group_is_compared_with_itself() -> None:
-    plain, late = waited("plain", 1.0), waited("late", 1.0)
-    late.cell = replace(late.cell, group="gloo2")
-    assert judge.verdict(late, [plain]) == "FAILED: there is nothing to compare it with"
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [
+        (waited("late", 1.0), "ok"),
+        (waited("late", 2.0), "FAILED: waits 2 instead of 1"),
+        # Waits of gloo's own threads do not count.
+        (waited("late", 2.0, gloo=1.0), "ok"),
+        # A look may copy twice.
+        (waited("late", 1.0, (2.0, 2.0)), "ok"),
+        (waited("late", 1.0, (2.0, 3.0)), "FAILED: in a look: copies 3 instead of 0"),
+        (replace(waited("late", 1.0), left_out="no time was left"), "left out"),
+    ],
+)
+def test_late_may_add_no_wait(late: Outcome, said: str) -> None:
+    assert verdict(late, [waited("plain", 1.0)]) == said
+    if late.found and not late.left_out:
+        late.cell = replace(late.cell, group="gloo2")
+        assert "there is nothing to compare it with" in verdict(late, [waited("plain", 1.0)])
 
 
 def looped(mode: str, **changes: Any) -> Outcome:
@@ -141,10 +125,10 @@ def looped(mode: str, **changes: Any) -> Outcome:
 )
 def test_a_program_is_trained_as_by_torch(changes: Dict[str, Any], said: str) -> None:
     plain = looped("plain", counts={"waits": 1.0, "copies": 0.0})
-    assert judge.verdict(plain, [plain]) == "ok"
-    assert judge.verdict(looped("late"), [plain]) == "ok"
-    assert judge.verdict(looped("late", **changes), [plain]) == f"FAILED: {said}"
-    assert judge.verdict(looped("late"), []) == "FAILED: there is nothing to compare it with"
+    assert verdict(plain, [plain]) == "ok"
+    assert verdict(looped("late"), [plain]) == "ok"
+    assert verdict(looped("late", **changes), [plain]) == f"FAILED: {said}"
+    assert verdict(looped("late"), []) == "FAILED: there is nothing to compare it with"
 
 
 def test_cells_that_were_not_run_are_counted_by_reason() -> None:
@@ -208,11 +192,11 @@ def test_what_ran_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_table_has_a_row_for_each_mode() -> None:
     cell = Cell("table", "nccl1", "speed", "WavLM-large", "", "rate 0.1", {"rate": 0.1, "modes": ["flag", "late"]})
     figures: Dict[str, Any] = {"turns": [200.0, 210.0], "layers": [22, 21], "peak": 5e4, "error": None}
-    late = {**figures, "turns": [100.0, 105.0], "counts": {"waits": 0.0, "copies": 0.0}}
-    modes = {"flag": {**figures, "counts": {"waits": 1.0, "copies": 1.0}}, "late": late}
-    text = table.markdown(MACHINE, [Outcome(cell, [{"modes": modes, "steps": 4}])])
-    assert "| NCCL, 1 rank | 0.1 | `late` | 102.5 | 0.50 | 21.5 | 0.0 | 0.0 | 50000 |" in text
-    assert "WavLM-large, bf16 autocast" in text.splitlines()[0] and "a card" in text.splitlines()[0]
+    figures.update(reserved=6e4, left=0.0, counts={"waits": 1.0, "copies": 1.0})
+    modes = {"flag": figures, "late": {**figures, "turns": [100.0, 105.0], "counts": {"waits": 0.0}}}
+    text = report.for_costs(MACHINE, [Outcome(cell, [{"modes": modes, "steps": 4}])])
+    row = "| NCCL, 1 rank | WavLM-large, rate 0.1 | late | 102.5 (100.0 to 105.0) | 0.50 | 21.5 | 0.0 | 0.0 | 50000 |"
+    assert row in text and "a card" in text.splitlines()[0]
 
 
 def test_the_kit_keeps_to_this_machine() -> None:
@@ -221,16 +205,12 @@ def test_the_kit_keeps_to_this_machine() -> None:
     assert environ["GLOO_SOCKET_IFNAME"] == environ["NCCL_SOCKET_IFNAME"] == "lo"
 
 
-def test_what_a_child_could_not_do_alone_is_left_out() -> None:
-    cell = Cell("starts", "nccl1", "children", "", "auto", "device_id")
-    found = __main__.torch_alone([Outcome(cell, [{"wrong": [], "said": "", "left_out": "torch alone cannot"}])])
-    assert found[0].left_out == "torch alone cannot" and judge.failed(found) == 0
-
-
 def test_what_torch_alone_cannot_do_is_left_out() -> None:
+    child = Outcome(Cell("starts", "nccl1", "children", "", "auto", "device_id"), [{"left_out": "torch alone cannot"}])
     cells = [Cell("fsdp", "gloo2", "sharded", "tiny wav2vec2", mode, "FSDP1") for mode in ("plain", "auto")]
-    found = __main__.torch_alone([Outcome(cells[0], error="no"), Outcome(cells[1], error="no")])
-    assert all("torch alone cannot do it here" in each.left_out for each in found) and judge.failed(found) == 0
+    found = sections.torch_alone([child, *(Outcome(cell, error="no") for cell in cells)])
+    assert [each.left_out for each in found] == ["torch alone cannot", *["torch alone cannot do it here (no)"] * 2]
+    assert report.failed(found) == 0
 
 
 @pytest.mark.parametrize("quick", [False, True])
