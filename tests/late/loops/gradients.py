@@ -17,29 +17,14 @@ from tests.late.loops.tiny_model import Blocks, loss, uneven
 Act = Callable[[Loop, Any, int], None]
 
 
-def full(act: Act) -> Callable[[Loop], None]:
+def program(act: Act, skip: bool) -> Callable[[Loop], None]:
     def train(loop: Loop) -> None:
-        """All parameters are used, and gradients are handled by hand before the step."""
+        """All parameters are used, or each rank leaves other blocks out; gradients are handled before the step."""
         model = loop.wrap(Blocks())
         optimizer = sgd(model)
         for step in loop.steps():
             optimizer.zero_grad()
-            loss(model(loop.batch(step))).backward()
-            loop.sync(model)
-            act(loop, model, step)
-            optimizer.step()
-
-    return train
-
-
-def skipping(act: Act) -> Callable[[Loop], None]:
-    def train(loop: Loop) -> None:
-        """Blocks are left out, others on each rank, and gradients are handled by hand before the step."""
-        model = loop.wrap(Blocks())
-        optimizer = sgd(model)
-        for step in loop.steps():
-            optimizer.zero_grad()
-            loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+            loss(model(loop.batch(step), uneven(loop.rank, step) if skip else ())).backward()
             loop.sync(model)
             act(loop, model, step)
             optimizer.step()
@@ -186,8 +171,15 @@ ACTS = {
 }
 for _act, _needs in ACTS.items():
     _three = _act in (clip_norm, by_hand, total_norm, dropped)
-    add(f"{_act.__name__}_full", full(_act), needs=_needs, three=_three)
-    add(f"{_act.__name__}_skipping", skipping(_act), needs=_needs, three=_three, plain="error", plain_cause=UNFINISHED)
+    add(f"{_act.__name__}_full", program(_act, False), needs=_needs, three=_three)
+    add(
+        f"{_act.__name__}_skipping",
+        program(_act, True),
+        needs=_needs,
+        three=_three,
+        plain="error",
+        plain_cause=UNFINISHED,
+    )
 
 
 @kind()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.late.loops.kinds import UNFINISHED, kind
@@ -251,8 +252,6 @@ def deactivated_skipping(loop: Loop) -> None:
 @kind(counted=False)
 def hook_later(loop: Loop) -> None:
     """A communication hook that averages is registered after the first steps."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
     model = loop.wrap(Apart(2))
     for step in loop.trained(model):
         if step == 2:
@@ -264,8 +263,6 @@ def hook_later(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def hook_skipping(loop: Loop) -> None:
     """A communication hook that averages, on a model that leaves blocks out."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
     model = loop.wrap(Blocks())
     model.register_comm_hook(None, allreduce_hook)
     for step in loop.trained(model):
@@ -275,8 +272,6 @@ def hook_skipping(loop: Loop) -> None:
 @kind(close=1e-4)
 def hook_compresses(loop: Loop) -> None:
     """Gradients travel as half precision."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
     model = loop.wrap(Apart(2))
     model.register_comm_hook(None, fp16_compress_hook)
     for step in loop.trained(model):
@@ -287,8 +282,6 @@ def hook_compresses(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED, close=1e-4)
 def hook_compresses_skipping(loop: Loop) -> None:
     """Gradients travel as half precision, blocks are left out."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
     model = loop.wrap(Blocks())
     model.register_comm_hook(None, fp16_compress_hook)
     for step in loop.trained(model):

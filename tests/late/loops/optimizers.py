@@ -79,25 +79,13 @@ MAKERS: Dict[str, Make] = {
 }
 
 
-def full(make: Make) -> Callable[[Loop], None]:
+def program(make: Make, skip: bool) -> Callable[[Loop], None]:
     def train(loop: Loop) -> None:
-        """The optimizer on a model that uses all of its parameters."""
-        model = loop.wrap(mlp())
-        optimizer = make(model.parameters())
-        for step in loop.trained(model, optimizer=optimizer):
-            loss(model(loop.batch(step))).backward()
-
-    return train
-
-
-def skipping(make: Make) -> Callable[[Loop], None]:
-    def train(loop: Loop) -> None:
-        """The optimizer on a model that leaves other blocks out on each rank; each is used by some rank."""
-        model = loop.wrap(Blocks())
-        optimizer = make(model.parameters())
-        for step in loop.trained(model, optimizer=optimizer):
-            skips = (1,) if loop.rank == step % loop.size else (2, 3)
-            loss(model(loop.batch(step), skips)).backward()
+        """All parameters are used, or each rank leaves other blocks out, of which each is used by some rank."""
+        model = loop.wrap(Blocks() if skip else mlp())
+        for step in loop.trained(model, optimizer=make(model.parameters())):
+            skips = [(1,) if loop.rank == step % loop.size else (2, 3)] if skip else []
+            loss(model(loop.batch(step), *skips)).backward()
 
     return train
 
@@ -105,9 +93,9 @@ def skipping(make: Make) -> Callable[[Loop], None]:
 for _name, _make in MAKERS.items():
     _needs = ("2.4",) if _name == "adamw_fused" else ()
     # Signs of a rounding error are as large as any.
-    add(f"{_name}_full", full(_make), needs=_needs, three=_name == "own_class")
+    add(f"{_name}_full", program(_make, False), needs=_needs, three=_name == "own_class")
     _plain = {"plain": "error", "plain_cause": UNFINISHED}
-    add(f"{_name}_skipping", skipping(_make), needs=_needs, three=_name in ("own_class", "momentum"), **_plain)
+    add(f"{_name}_skipping", program(_make, True), needs=_needs, three=_name in ("own_class", "momentum"), **_plain)
 
 
 @kind()
