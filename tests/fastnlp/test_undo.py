@@ -1,8 +1,6 @@
-"""Undone, everything in fastNLP is what it was, and so is the hook for errors that nobody catches."""
+"""Undo gives back every object of the release that was there, and leaves nothing behind."""
 
 from __future__ import annotations
-
-import sys
 
 import pytest
 from packaging.version import Version
@@ -15,6 +13,4 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.mark.skipif(releases.release() < Version("0.7.0"), reason="no patch is for these releases")
 def test_everything_is_what_it_was() -> None:
-    hook = sys.excepthook
     undo.check("fastNLP", least=4 if releases.has_drivers() else 1)
-    assert sys.excepthook is hook

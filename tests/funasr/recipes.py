@@ -13,30 +13,35 @@ WORDS = list("abcdefghijklmnopqrstuvwxyz")
 # Blank, the ends of a sentence and the unknown word stand where FunASR's own token lists have them.
 TOKENS = ["<blank>", "<s>", "</s>", *WORDS, "<unk>"]
 
+_STILL = dict.fromkeys(("dropout_rate", "positional_dropout_rate"), 0.0)
+_ENCODER: Dict[str, Any] = {**_STILL, "attention_dropout_rate": 0.0, "output_size": 16, "attention_heads": 2}
+_SANM: Dict[str, Any] = {"linear_units": 32, "num_blocks": 2, "kernel_size": 11, "sanm_shfit": 0}
+# Of both kinds of branchformer.
+_BRANCHES: Dict[str, Any] = {
+    **_ENCODER,
+    "attention_layer_type": "rel_selfattn",
+    "pos_enc_layer_type": "rel_pos",
+    "rel_pos_type": "latest",
+    "cgmlp_linear_units": 32,
+    "cgmlp_conv_kernel": 7,
+    "use_linear_after_conv": False,
+    "gate_activation": "identity",
+    "num_blocks": 4,
+    "input_layer": "conv2d",
+}
 _ENCODERS: Dict[str, Dict[str, Any]] = {
     "SANMEncoder": {
-        "output_size": 16,
-        "attention_heads": 2,
-        "linear_units": 32,
-        "num_blocks": 2,
-        "dropout_rate": 0.0,
-        "positional_dropout_rate": 0.0,
-        "attention_dropout_rate": 0.0,
+        **_ENCODER,
+        **_SANM,
         "input_layer": "pe",
         "pos_enc_class": "SinusoidalPositionEncoder",
         "normalize_before": True,
-        "kernel_size": 11,
-        "sanm_shfit": 0,
         "selfattention_layer_type": "sanm",
     },
     "ConformerEncoder": {
-        "output_size": 16,
-        "attention_heads": 2,
+        **_ENCODER,
         "linear_units": 32,
         "num_blocks": 4,
-        "dropout_rate": 0.0,
-        "positional_dropout_rate": 0.0,
-        "attention_dropout_rate": 0.0,
         "input_layer": "conv2d",
         "normalize_before": True,
         "pos_enc_layer_type": "rel_pos",
@@ -46,40 +51,9 @@ _ENCODERS: Dict[str, Dict[str, Any]] = {
         "use_cnn_module": True,
         "cnn_module_kernel": 7,
     },
-    "BranchformerEncoder": {
-        "output_size": 16,
-        "use_attn": True,
-        "attention_heads": 2,
-        "attention_layer_type": "rel_selfattn",
-        "pos_enc_layer_type": "rel_pos",
-        "rel_pos_type": "latest",
-        "use_cgmlp": True,
-        "cgmlp_linear_units": 32,
-        "cgmlp_conv_kernel": 7,
-        "use_linear_after_conv": False,
-        "gate_activation": "identity",
-        "merge_method": "concat",
-        "num_blocks": 4,
-        "dropout_rate": 0.0,
-        "positional_dropout_rate": 0.0,
-        "attention_dropout_rate": 0.0,
-        "input_layer": "conv2d",
-    },
+    "BranchformerEncoder": {**_BRANCHES, "use_attn": True, "use_cgmlp": True, "merge_method": "concat"},
     "EBranchformerEncoder": {
-        "output_size": 16,
-        "attention_heads": 2,
-        "attention_layer_type": "rel_selfattn",
-        "pos_enc_layer_type": "rel_pos",
-        "rel_pos_type": "latest",
-        "cgmlp_linear_units": 32,
-        "cgmlp_conv_kernel": 7,
-        "use_linear_after_conv": False,
-        "gate_activation": "identity",
-        "num_blocks": 4,
-        "dropout_rate": 0.0,
-        "positional_dropout_rate": 0.0,
-        "attention_dropout_rate": 0.0,
-        "input_layer": "conv2d",
+        **_BRANCHES,
         "layer_drop_rate": 0.0,
         "linear_units": 32,
         "positionwise_layer_type": "linear",
@@ -87,28 +61,15 @@ _ENCODERS: Dict[str, Dict[str, Any]] = {
         "macaron_ffn": True,
         "merge_conv_kernel": 7,
     },
+    "TransformerEncoder": {**_ENCODER, "linear_units": 32, "num_blocks": 4},
 }
-_SANM_DECODER: Dict[str, Any] = {
+_DECODER: Dict[str, Any] = {
+    **_STILL,
+    **dict.fromkeys(("self_attention_dropout_rate", "src_attention_dropout_rate"), 0.0),
     "attention_heads": 2,
-    "linear_units": 32,
-    "num_blocks": 2,
-    "dropout_rate": 0.0,
-    "positional_dropout_rate": 0.0,
-    "self_attention_dropout_rate": 0.0,
-    "src_attention_dropout_rate": 0.0,
-    "att_layer_num": 2,
-    "kernel_size": 11,
-    "sanm_shfit": 0,
 }
-_TRANSFORMER_DECODER: Dict[str, Any] = {
-    "attention_heads": 2,
-    "linear_units": 32,
-    "num_blocks": 1,
-    "dropout_rate": 0.0,
-    "positional_dropout_rate": 0.0,
-    "self_attention_dropout_rate": 0.0,
-    "src_attention_dropout_rate": 0.0,
-}
+_SANM_DECODER: Dict[str, Any] = {**_DECODER, **_SANM, "att_layer_num": 2}
+_TRANSFORMER_DECODER: Dict[str, Any] = {**_DECODER, "linear_units": 32, "num_blocks": 1}
 _CIF = {"idim": 16, "threshold": 1.0, "l_order": 1, "r_order": 1, "tail_threshold": 0.45}
 _TIMESTAMPS: Dict[str, Any] = {
     **_CIF,
@@ -116,8 +77,8 @@ _TIMESTAMPS: Dict[str, Any] = {
     "noise_threshold2": 0.01,
     "upsample_times": 3,
     "use_cif1_cnn": False,
+    "upsample_type": "cnn_blstm",
 }
-_TIMESTAMPS["upsample_type"] = "cnn_blstm"
 _PARAFORMER = {
     "ctc_weight": 0.0,
     "lsm_weight": 0.1,

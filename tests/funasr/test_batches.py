@@ -101,20 +101,20 @@ buffered = pytest.mark.skipif(not BUFFERED, reason="no sort_size before 1.0.20")
 
 @pytest.mark.patches("funasr.memory")
 @new
-def test_token_batches_keep_their_limits() -> None:
+@pytest.mark.parametrize("name", [DYNAMIC, pytest.param(ESPNET, marks=buffered)])
+def test_token_batches_keep_their_limits(name: str) -> None:
     lengths = [3000, 500, 700, 2500, 900, 600, 400, 2300]
     conf: Dict[str, Any] = {"batch_size": 2400, "batch_type": "token", "max_token_length": 2048, "shuffle": False}
-    unpatched = plain(sampler(DYNAMIC, lengths, **conf))
+    conf = {"batch_size": 4000, "max_token_length": 2048} if name == ESPNET else conf
+    unpatched = plain(sampler(name, lengths, **conf))
     over = [index for batch in unpatched for index in batch if lengths[index] > 2048]
-    if Version("1.0.20") > HERE:
-        assert len(over) == 3
-        assert [] in unpatched
-    else:
-        assert not over
+    loses = Version("1.0.26") <= HERE if name == ESPNET else Version("1.0.20") > HERE
+    assert len(over) == (3 if loses else 0)
+    assert name == ESPNET or not loses or [] in unpatched
     with patched():
-        batches = plain(sampler(DYNAMIC, lengths, **conf))
+        batches = plain(sampler(name, lengths, **conf))
     assert sorted(index for batch in batches for index in batch) == [1, 2, 4, 5, 6]
-    assert max(frames(batches, lengths)) <= 2400
+    assert max(frames(batches, lengths)) <= conf["batch_size"]
 
 
 @pytest.mark.patches("funasr.memory")
@@ -178,10 +178,13 @@ def test_ranks_stay_in_step() -> None:
 @pytest.mark.patches("funasr.memory")
 @buffered
 @pytest.mark.parametrize("name", [BUFFER, ESPNET])
-def test_resume_goes_on_where_it_stopped(name: str) -> None:
+def test_resume_goes_on_where_it_stopped_and_validation_keeps_its_order(name: str) -> None:
     lengths = tailed(400)
     conf: Dict[str, Any] = {"batch_size": 6000, "sort_size": 500, "max_token_length": 2048}
+    validation = {**conf, "is_training": False, "shuffle": False}
+    unpatched = plain(sampler(name, lengths, **validation))
     with patched():
+        assert plain(sampler(name, lengths, **validation)) == unpatched
         whole = plain(sampler(name, lengths, 1, 2, epoch=2, **conf))
         if not hasattr(sampler(name, lengths, **conf), "start_step"):
             return
@@ -189,30 +192,6 @@ def test_resume_goes_on_where_it_stopped(name: str) -> None:
         assert plain(resumed) == whole[5:]
         if hasattr(resumed, "batch_num"):
             assert len(resumed) == len(whole) - 5
-
-
-@pytest.mark.patches("funasr.memory")
-@buffered
-def test_validation_keeps_its_order() -> None:
-    lengths = tailed(200)
-    conf: Dict[str, Any] = {"batch_size": 6000, "sort_size": 1000, "is_training": False, "shuffle": False}
-    for name in (BUFFER, ESPNET):
-        unpatched = plain(sampler(name, lengths, **conf))
-        with patched():
-            assert plain(sampler(name, lengths, **conf)) == unpatched
-
-
-@pytest.mark.patches("funasr.memory")
-@buffered
-def test_espnet_keeps_its_length_limit() -> None:
-    lengths = [500, 3000, 700, 2500, 900, 600, 400, 2300]
-    conf: Dict[str, Any] = {"batch_size": 4000, "max_token_length": 2048}
-    unpatched = plain(sampler(ESPNET, lengths, **conf))
-    over = [index for batch in unpatched for index in batch if lengths[index] > 2048]
-    assert len(over) == (3 if Version("1.0.26") <= HERE else 0)
-    with patched():
-        batches = plain(sampler(ESPNET, lengths, **conf))
-    assert sorted(index for batch in batches for index in batch) == [0, 2, 4, 5, 6]
 
 
 @pytest.mark.patches("funasr.memory")

@@ -87,12 +87,9 @@ entry.around_main(site, around)
     assert record["seen"]["x"] == "2!" and record["main"]["y"] is False and "seen around" in done.stderr
 
 
-def test_a_value_error_of_a_hook_stops_the_run(folder: Path) -> None:
+def test_a_value_error_of_a_hook_stops_the_run_and_another_one_is_logged(folder: Path) -> None:
     done, record = run(folder, "entry.before_main(site, lambda run: int('ten'))")
     assert done.returncode != 0 and "invalid literal" in done.stderr and "main" not in record
-
-
-def test_another_error_of_a_hook_is_logged_and_the_run_goes_on(folder: Path) -> None:
     done, record = run(folder, "entry.before_main(site, lambda run: run.nothing)")
     assert done.returncode == 0 and record["main"]["inside"]
     assert "which stays as it was: AttributeError" in done.stderr

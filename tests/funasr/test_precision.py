@@ -24,15 +24,6 @@ def scaler(scale: float) -> Any:
 
 
 @pytest.fixture()
-def log_lines(monkeypatch: pytest.MonkeyPatch) -> List[str]:
-    """The lines that ddpfix prints."""
-    lines: List[str] = []
-    for name in ("info", "warning"):
-        monkeypatch.setattr(ddpfix.log, name, lines.append)
-    return lines
-
-
-@pytest.fixture()
 def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What FunASR's modules look up for CUDA's autocast, for the CPU."""
 
@@ -119,14 +110,6 @@ def test_train_runs_in_bfloat16(entry: str, tmp_path: Path, cpu: None) -> None:
     assert set(run.model.seen) == {torch.bfloat16} and steps == [-1.0 * n for n in range(1, 7)]
 
 
-@pytest.mark.patches("funasr.bf16")
-@pytest.mark.skipif(RELEASE >= OLD_SCALER, reason="use_fp16 is read from 1.0.11 on")
-def test_fp16_where_there_is_none_is_named(tmp_path: Path, log_lines: List[str]) -> None:
-    with patched("funasr.bf16"):
-        tiny_training.Run("train", tmp_path, use_fp16=True)
-    assert any("use_fp16 does nothing before FunASR 1.0.11" in line for line in log_lines)
-
-
 @pytest.mark.patches("funasr.autocast")
 @pytest.mark.skipif("train_ds" not in ENTRIES, reason="there is no trainer_ds before 1.0.28")
 @pytest.mark.parametrize("flag, dtype", [("use_fp16", torch.float16), ("use_bf16", torch.bfloat16)])
@@ -161,29 +144,22 @@ def test_no_loss_scaling_for_bfloat16(tmp_path: Path) -> None:
 
 
 @pytest.mark.patches("funasr.validation_precision")
-@pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no mixed precision before 1.0.11")
-def test_train_validates_as_it_trains(tmp_path: Path, cpu: None) -> None:
+@pytest.mark.parametrize("flag", ["use_fp16", "use_bf16"])
+def test_train_validates_as_it_trains(flag: str, tmp_path: Path, cpu: None) -> None:
+    if flag == "use_fp16" and RELEASE < OLD_SCALER:
+        pytest.skip("there is no mixed precision before 1.0.11")
+
     def validated() -> List[torch.dtype]:
-        run = tiny_training.Run("train", tmp_path, scaler=scaler(1024.0), use_fp16=True)
-        run.validate()
-        return run.model.seen
-
-    assert set(validated()) == {torch.float32}
-    with patched("funasr.validation_precision"):
-        # The stand-in for CUDA's autocast has bfloat16 where no precision is named, as before 1.3.4.
-        assert set(validated()) == {torch.float16 if RELEASE >= (1, 3, 4) else torch.bfloat16}
-
-
-@pytest.mark.patches("funasr.validation_precision")
-def test_train_validates_in_bfloat16(tmp_path: Path, cpu: None) -> None:
-    def validated() -> List[torch.dtype]:
-        run = tiny_training.Run("train", tmp_path, use_bf16=True)
+        given = scaler(1024.0) if flag == "use_fp16" else None
+        run = tiny_training.Run("train", tmp_path, scaler=given, **{flag: True})
         run.validate()
         return run.model.seen
 
     assert set(validated()) == {torch.float32}
     with patched("funasr.bf16", "funasr.validation_precision"):
-        assert set(validated()) == {torch.bfloat16}
+        # The stand-in for CUDA's autocast has bfloat16 where no precision is named, as before 1.3.4.
+        half = torch.float16 if flag == "use_fp16" and RELEASE >= (1, 3, 4) else torch.bfloat16
+        assert set(validated()) == {half}
 
 
 class Gpu:
@@ -290,12 +266,16 @@ def test_reset_gpu_cache(
         assert gpu.train(tiny_training.Run(entry, tmp_path, reset_gpu_cache=True), monkeypatch) == expected
 
 
-@pytest.mark.patches("funasr.cache")
-def test_disable_gpu_cache_is_named_where_it_does_nothing(tmp_path: Path, log_lines: List[str]) -> None:
-    with patched("funasr.cache"):
-        tiny_training.Run("train", tmp_path, disable_gpu_cache=True)
+@pytest.mark.patches("funasr.cache", "funasr.bf16")
+def test_what_does_nothing_in_this_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: List[str] = []
+    for name in ("info", "warning"):
+        monkeypatch.setattr(ddpfix.log, name, lines.append)
+    with patched("funasr.cache", "funasr.bf16"):
+        tiny_training.Run("train", tmp_path, disable_gpu_cache=True, use_fp16=True)
     used = (1, 0, 11) <= RELEASE < (1, 0, 18)
-    assert any("disable_gpu_cache is not used by this release" in line for line in log_lines) == (not used)
+    assert any("disable_gpu_cache is not used by this release" in line for line in lines) == (not used)
+    assert any("use_fp16 does nothing before FunASR 1.0.11" in line for line in lines) == (RELEASE < OLD_SCALER)
 
 
 @pytest.mark.patches("funasr.resume")
