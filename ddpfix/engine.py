@@ -57,6 +57,7 @@ class Engine:
         self.sites: Dict[str, Site] = {}
         self.places: Dict[str, List[str]] = {}
         self.failed: Dict[str, str] = {}
+        self.probed: Dict[str, bool] = {}
         # Why a patch is left out here, and why in a few words for several of them.
         self.left_out: Dict[str, Tuple[str, str]] = {}
         self.deferred: List[ModuleType] = []
@@ -210,25 +211,32 @@ class Engine:
             self.waiting.remove(waiting)
 
     def _is_changed(self, decision: Decision) -> bool:
-        """Leave a patch out where a release that is newer than all that were tested has changed a place of it.
-
-        A family of modules is passed over: its patches read the source of each themselves.
-        """
-        if not self.newer or decision.forced or decision.row is None:
+        """Leave a patch out where a release that nobody has tested has changed what it relies on."""
+        examined = dict.fromkeys(self.newer, True)
+        if decision.nearest:
+            examined.setdefault(decision.toolkit, False)
+        if not examined or decision.forced or decision.row is None:
             return False
         # It reads code, which takes modules that a usual job does not need.
-        from ddpfix.patching import source_hash
+        from ddpfix.patching import unchanged
 
-        places = [*map(str, decision.row.targets), *self.matrix.patches[decision.patch].also]
-        changed = source_hash.first_changed(places, self.newer, self.matrix.hashes)
-        if changed is None:
+        patch = self.matrix.patches[decision.patch]
+        changed = unchanged.first_changed(self.matrix, decision.row, patch.also, examined)
+        if changed is None and (not patch.probe or self._holds(patch.probe)):
             return False
-        toolkit = top(changed.partition(":")[0])
+        toolkit = decision.toolkit if changed is None else top(changed.partition(":")[0])
+        changed = changed or "what its compiled code does"
         reason = f"{toolkit} {self.toolkits[toolkit]} has changed {changed} (nearest: {self.matrix.newest[toolkit]})"
         others = self._drop(decision.patch)
         self.left_out[decision.patch] = (reason, resolve.CHANGED)
         log.warning("; ".join([f"{decision.patch} is left out: {reason}", *(f"so is {name}" for name in others)]))
         return True
+
+    def _holds(self, probe: str) -> bool:
+        """Return what a probe says of compiled code; it is asked once."""
+        if probe not in self.probed:
+            self.probed[probe] = _code(probe)()
+        return self.probed[probe]
 
     def _drop(self, patch: str) -> List[str]:
         """Take back what a patch has done so far, and leave out those that need it, which are returned."""

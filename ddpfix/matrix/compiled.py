@@ -31,8 +31,9 @@ def of(content: bytes) -> Optional[Tuple[Matrix, str]]:
         places = tuple(Target(**_tuples(target)) for target in whole["gate"]["places"])
         gate = Gate(places, whole["gate"]["passed"])
         by_id = {patch.id: patch for patch in patches}
-        parts = (whole["version_files"], marks, order, gate, whole["newest"], whole["hashes"])
-        return Matrix(whole["toolkits"], by_id, rows, *parts), whole["digest"]
+        parts = (whole["version_files"], marks, order, gate, whole["newest"])
+        known = {"code": _tuples(whole["code"]), "parameters": whole["parameters"]}
+        return Matrix(whole["toolkits"], by_id, rows, *parts, **known), whole["digest"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -78,6 +79,7 @@ def _made(patch: str, plain: Dict[str, Any]) -> Row:
         tested=tuple(map(parsed, plain["tested"])),
         why=plain["why"],
         line=plain["line"],
+        rests_on=_tuple(plain["rests_on"]),
     )
 
 

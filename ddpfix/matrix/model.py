@@ -66,6 +66,8 @@ class Patch(NamedTuple):
     after: Tuple[str, ...] = ()
     # Whether it is put in place when the gate opens, and not when its target is imported.
     gated: bool = False
+    # A function in patches/ that tells whether compiled code behaves as it needs, in a release that was not tested.
+    probe: str = ""
 
     def code_at(self, target: Target) -> str:
         """Return the function that is called at a target: ``file:function`` below patches/."""
@@ -77,6 +79,7 @@ class Row(NamedTuple):
     """One row of a patch: for these versions, this is done (or not done) for this reason.
 
     ``tested`` has the versions of its range on which the patch's tests have passed, according to the results.
+    ``rests_on`` has places whose code matters beside: what it wraps and yet relies on, and what it does not change.
     """
 
     patch: str
@@ -86,6 +89,7 @@ class Row(NamedTuple):
     tested: Tuple[Version, ...]
     why: str
     line: int
+    rests_on: Tuple[str, ...] = ()
 
 
 class Mark(NamedTuple):
@@ -125,8 +129,8 @@ class Matrix(NamedTuple):
     of the installed wheel is what is imported, and the metadata is the wheel's. ``marks`` are those of toolkits without
     a version: the first one that holds decides, and the metadata does not count. ``order`` is that in which patches are
     put in place: by what stands in ``after``, else by their ids, whatever the order of the file. ``newest`` has the
-    newest tested release of a toolkit, and ``hashes`` what the code of places in it is, by ``module:attribute``
-    (:func:`ddpfix.patching.source_hash.of_place`).
+    newest tested release of a toolkit. ``code`` has the hashes of places in tested releases, that of the newest one
+    first, and ``parameters`` those of the functions that fixes only wrap (:mod:`ddpfix.patching.unchanged`).
     """
 
     toolkits: Mapping[str, str]
@@ -138,7 +142,8 @@ class Matrix(NamedTuple):
     order: Tuple[str, ...] = ()
     gate: Gate = Gate()
     newest: Mapping[str, str] = _EMPTY
-    hashes: Mapping[str, str] = _EMPTY
+    code: Mapping[str, Tuple[str, ...]] = _EMPTY
+    parameters: Mapping[str, str] = _EMPTY
 
     def in_order(self) -> Tuple[str, ...]:
         """Return the ids of the patches in the order in which they are put in place."""

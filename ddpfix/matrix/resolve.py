@@ -33,12 +33,10 @@ _OBSERVING = frozenset(
 ) | {"torch.trace", "fastnlp.cause", "fastnlp.logs", "wenet.failures"}
 
 
-# Of a newer release than all that were tested: a place has the code that it has in the newest one.
+# Of a release that was not tested: what the fix relies on is as in one that was.
 UNCHANGED = "unchanged there"
-# It has other code there, and the fix is left out.
+# It is not, and the fix is left out.
 CHANGED = "changed"
-# A row holds for the release.
-WITHIN = "within a tested range"
 # First numbers of versions from here on are those of years.
 _YEARS = 1000
 
@@ -47,7 +45,7 @@ class Decision(NamedTuple):
     """What is to be done about one patch, with the reason in words.
 
     ``tested`` is False for a release that is none of those that were run. ``nearest`` is then the tested one that comes
-    nearest, and ``how`` says by what it is applied all the same: :data:`UNCHANGED`, :data:`WITHIN`, or forced.
+    nearest, and ``how`` says by what it is applied all the same: :data:`UNCHANGED`, or forced.
     """
 
     patch: str
@@ -178,10 +176,15 @@ def _untested(
     """Return the decision about a release that was not tested; ``row`` is the one for it."""
     tested = {each: one for one in matrix.rows_of(patch.id) if one.status == "cured" for each in one.tested}
     is_off = settings["untested"] == "off"
-    if row is not None and is_newer(matrix, patch.toolkit, version) and not _is_known_major(matrix, patch, version):
+    if (
+        row is not None
+        and is_newer(matrix, patch.toolkit, version)
+        and not is_same_major(parsed(matrix.newest[patch.toolkit]), version)
+    ):
         row = None
-    if row is not None and not is_off and not is_newer(matrix, patch.toolkit, version):
-        return decision(State.APPLY, row.why, row=row, tested=False, how=WITHIN)
+    if not tested and row is not None and not is_off:
+        # A fix that is being written: there is nothing to compare with.
+        return decision(State.APPLY, row.why, row=row, tested=False, how="no release was")
     if not tested:
         return decision(State.SKIP, f"{patch.toolkit} {version} is in no row of the matrix")
     nearest = nearest_of(tested, version)
@@ -196,10 +199,9 @@ def _untested(
     return decision(State.APPLY, f"{here}: applied where the code is unchanged there", row=row, how=UNCHANGED, **more)
 
 
-def _is_known_major(matrix: Matrix, patch: Patch, version: Version) -> bool:
-    """Return whether a release has the major number of the newest one that was tested; years are none."""
-    known, given = parsed(matrix.newest[patch.toolkit]).release[0], version.release[0]
-    return known == given or min(known, given) >= _YEARS
+def is_same_major(known: Version, given: Version) -> bool:
+    """Return whether two releases have one major number; years are none."""
+    return known.release[0] == given.release[0] or min(known.release[0], given.release[0]) >= _YEARS
 
 
 def _is_tested(row: Row, version: Version) -> bool:

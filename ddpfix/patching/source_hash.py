@@ -11,16 +11,16 @@ import ast
 import contextlib
 import hashlib
 import inspect
-import sys
 import textwrap
 from functools import lru_cache, reduce
 from types import FunctionType, ModuleType
-from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from ddpfix.user_code import module_of
 
 # Fields that do not change what the code does, or are not there in every version of Python.
 _IGNORED_FIELDS = frozenset(("annotation", "returns", "ctx", "kind", "type_comment", "type_params", "type_ignores"))
+_DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def of_forward(module: Any) -> Optional[str]:
@@ -37,7 +37,8 @@ def of_forward(module: Any) -> Optional[str]:
 def of_place(module: ModuleType, attribute: str) -> Optional[str]:
     """Return the hash of a function, a class or (``*``) a module; None where it is not there, or has no source.
 
-    A method without source, such as the constructor of a dataclass, has the hash of its class.
+    A method without source, such as the constructor of a dataclass, has the hash of its class, and what a decorator has
+    hidden is read in the module's file.
 
     Args:
         module: has it.
@@ -46,35 +47,38 @@ def of_place(module: ModuleType, attribute: str) -> Optional[str]:
     path = [] if attribute == "*" else attribute.split(".")
     with contextlib.suppress(AttributeError, SyntaxError, ValueError):
         found: List[Any] = [reduce(getattr, path, module), reduce(getattr, path[:-1], module)]
+        found[0] = inspect.unwrap(found[0])
+        if type(found[0]) is FunctionType and found[0].__code__.co_name not in (path[-1], "__init__"):
+            return of_file(getattr(module, "__file__", None) or "", attribute)
         for each in found:
             with contextlib.suppress(OSError, TypeError):
-                return None if each is module and path else _of_object(inspect.unwrap(each))
+                return None if each is module and path else _of_object(each)
+    return None
+
+
+def of_file(path: str, attribute: str) -> Optional[str]:
+    """Return the hash of a definition in a file, which is not imported; None where it is not there."""
+    with contextlib.suppress(OSError, SyntaxError, ValueError), open(path, "rb") as file:
+        tree: ast.AST = ast.parse(file.read())
+        for name in attribute.split("."):
+            nodes = [node for node in getattr(tree, "body", ()) if isinstance(node, _DEFINED) and node.name == name]
+            if not nodes:
+                return None
+            tree = nodes[-1]
+        return of_node(tree)
     return None
 
 
 # Several patches share the constructor of DDP, which takes milliseconds to read.
 @lru_cache(maxsize=None)
 def _of_object(found: Any) -> str:
-    text = textwrap.dedent(inspect.getsource(found))
-    return hashlib.sha256(canonical(ast.parse(text)).encode()).hexdigest()[:12]
+    return of_node(ast.parse(textwrap.dedent(inspect.getsource(found))))
 
 
-def first_changed(places: Iterable[str], toolkits: Collection[str], known: Mapping[str, str]) -> Optional[str]:
-    """Return the first place of some toolkits whose code is another than is known.
-
-    Args:
-        places: as ``module:attribute``; what is described in words, a family of modules, and a module that has not been
-            imported are passed over.
-        toolkits: the packages that are examined.
-        known: hashes by place; a place that is in none is one that the release did not have.
-    """
-    for place in places:
-        name, _, attribute = place.partition(":")
-        module = sys.modules.get(name) if name.partition(".")[0] in toolkits else None
-        found = None if module is None else of_place(module, attribute)
-        if found != known.get(place) and module is not None:
-            return place
-    return None
+def of_node(node: ast.AST) -> str:
+    """Return the hash of a definition, or of a module."""
+    whole = node if isinstance(node, ast.Module) else ast.Module(body=[node], type_ignores=[])  # type: ignore[list-item]
+    return hashlib.sha256(canonical(whole).encode()).hexdigest()[:12]
 
 
 def digest(first: str, find: Callable[[str], Optional[ast.AST]]) -> str:

@@ -12,7 +12,8 @@ import torch
 
 from ddpfix.matrix import compiled, loader
 from ddpfix.matrix.compiling import write
-from tests.support import hashes, ranks
+from tests.releases.hashes import noted_here
+from tests.support import ranks
 
 PROGRAM = Path(__file__).with_name("untested.py")
 HEAD = " fixes are left out; pip install "
@@ -42,8 +43,7 @@ def as_newest(folder: Path, toolkit: str) -> None:
     shutil.copytree(ranks.ROOT / "ddpfix", folder / "ddpfix", ignore=ignored)
     (folder / "patches").symlink_to(ranks.ROOT / "patches")
     whole = loader.load()
-    known = {**whole.hashes, **hashes.noted(whole, toolkit)}
-    text = write.dump(whole._replace(hashes=known), b"")
+    text = write.dump(noted_here(whole, toolkit), b"")
     (folder / "ddpfix" / compiled.NAME).write_text(text, encoding="utf-8")
 
 
@@ -108,6 +108,15 @@ def test_a_changed_place_leaves_out_what_is_put_there_alone(tmp_path: Path) -> N
     (left,) = [line for line in found.said if "torch.finalize is left out: torch 2.99.0 has changed torch.nn" in line]
     assert left.endswith(":DistributedDataParallel._match_all_reduce_for_bwd_pass (nearest: 2.15.0)")
     assert "is not applied" not in found.output and "; 1 left out (changed)" in found.output
+
+
+@pytest.mark.sampled(inside=False)
+def test_a_probe_of_compiled_code_leaves_out_the_fix_that_relies_on_it(tmp_path: Path) -> None:
+    as_newest(tmp_path, "torch")
+    found = job(tmp_path, "torch", "2.99.0", "compiled")
+    assert REDUCTION in found.output and not found.trained
+    left = "torch.finalize is left out: torch 2.99.0 has changed what its compiled code does (nearest: 2.15.0)"
+    assert left in found.output and "; 1 left out (changed)" in found.output
 
 
 @pytest.mark.sampled(inside=False)

@@ -17,12 +17,17 @@ def main(mode: str) -> None:
         # As if this release had rewritten it.
         original: Any = DistributedDataParallel._match_all_reduce_for_bwd_pass
 
-        def rewritten(self: Any) -> None:
+        def _match_all_reduce_for_bwd_pass(self: Any) -> None:
             original(self)
 
-        DistributedDataParallel._match_all_reduce_for_bwd_pass = rewritten  # type: ignore[method-assign]
+        DistributedDataParallel._match_all_reduce_for_bwd_pass = _match_all_reduce_for_bwd_pass  # type: ignore[method-assign]
     import ddpfix.auto  # noqa: F401
 
+    if mode == "compiled":
+        # As if the reducer no longer said what it waits for.
+        from ddpfix.patches.torch.internals import reducer
+
+        reducer.missing = lambda made: ([], False)
     if mode == "lightning":
         from tests.skipping.shapes import Item
         from tests.support import small_lightning

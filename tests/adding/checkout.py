@@ -12,7 +12,7 @@ from typing import Dict, List, Sequence
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("ddpfix", "patches", "docs", "compat_matrix.yaml", "README.md", "CONTRIBUTING.md", "pyproject.toml")
-TESTS = ("__init__.py", "faults", "ranks", "results", "support", "unit", "upstream")
+TESTS = ("releases", "__init__.py", "faults", "ranks", "results", "support", "unit", "upstream")
 # A file's name in front of a block of code.
 FILE = re.compile(r"^`([\w./]+)`[^\n]*:\n\n```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^# (\w+):\n", re.MULTILINE)

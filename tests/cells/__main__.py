@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import List
 
 from tests.cells import environment, results, table
-from tests.cells.run import hashes, run, run_failed
+from tests.cells.run import run, run_failed
 
 FOLDER = Path(".nox") / "cells"
 
@@ -51,15 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--discard", action="store_true", help="remove environment and downloads of each one after it")
     parser.add_argument("--sample", type=_size, default=1, metavar="N", help="one in N tests of each file and patch")
     parser.add_argument("--only", action="append", default=[], metavar="FILE", help="a file of tests to run, not all")
-    parser.add_argument(
-        "--hashes", action="store_true", help="no test: the code of places, with which newer releases are compared"
-    )
     return parser
 
 
 def _code(cell: table.Cell, options: argparse.Namespace) -> int:
-    if options.hashes:
-        return hashes(cell, FOLDER)
     return run_failed(cell, FOLDER) if options.failed else run(cell, FOLDER, options.only, options.sample)
 
 

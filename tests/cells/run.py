@@ -63,19 +63,6 @@ def run_failed(cell: Cell, folder: Path) -> int:
     return code
 
 
-def hashes(cell: Cell, folder: Path) -> int:
-    """Note the code of places in a cell's release (:mod:`tests.support.hashes`); the exit code.
-
-    Raises:
-        NothingToRunError: the release cannot be had here.
-    """
-    python = environment.made(cell, folder.resolve())
-    environ = {**os.environ, **environment.variables(cell, folder.resolve())}
-    # The release, where it is unpacked beside its dependencies, and this checkout.
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [environ.get("PYTHONPATH"), str(environment.ROOT)]))
-    return subprocess.call([str(python), "-m", "tests.support.hashes"], cwd=environment.ROOT, env=environ)
-
-
 def _pytest(cell: Cell, folder: Path, python: Path, tests: Sequence[str]) -> Tuple[int, Dict[str, Any]]:
     """pytest's exit code, and what it recorded of these tests; nothing where it did not run any."""
     environ = {**os.environ, **environment.variables(cell, folder)}

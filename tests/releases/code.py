@@ -57,16 +57,17 @@ class Found(NamedTuple):
         """What it does, whatever its formatting and comments."""
         return source_hash.canonical(list(self.nodes))
 
-    def parameters(self) -> Optional[List[str]]:
-        """The names of its parameters; None where it is no function."""
-        node = self.nodes[-1]
+    def parameters(self, bar: Optional[str] = None) -> Optional[List[str]]:
+        """The names of its parameters, ``bar`` behind those with a position; None where it is no function."""
+        node, between = self.nodes[-1], [bar] if bar else []
         if isinstance(node, ast.ClassDef):
             # A dataclass, whose __init__ is made of its fields.
-            return ["self", *(each.target.id for each in node.body if _is_field(each))]  # type: ignore[attr-defined]
+            return ["self", *(each.target.id for each in node.body if _is_field(each)), *between]  # type: ignore[attr-defined]
         if not isinstance(node, _FUNCTIONS):
             return None
-        named = [*getattr(node.args, "posonlyargs", []), *node.args.args, node.args.vararg]
-        return [each.arg for each in [*named, *node.args.kwonlyargs, node.args.kwarg] if each is not None]
+        named = [*getattr(node.args, "posonlyargs", []), *node.args.args]
+        others = [*node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+        return [*(each.arg for each in named), *between, *(each.arg for each in others if each is not None)]
 
 
 _Thing = Union[Found, str]
@@ -95,6 +96,10 @@ class Code:
         module, _, path = place.partition(":")
         thing = self._path(module, path.split("."), set())
         return thing if isinstance(thing, Found) else None
+
+    def module(self, name: str) -> Optional[ast.Module]:
+        """The syntax tree of a module; None where it is not."""
+        return self._tree(name) if name in self.tree.paths else None
 
     def functions(self, module: str) -> Dict[str, Found]:
         """The functions of a module and the methods of its classes, by their names in it."""

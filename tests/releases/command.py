@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
@@ -18,14 +19,27 @@ if TYPE_CHECKING:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the command; returns the exit code."""
-    return _run(_parser().parse_args(arguments))
+    words = sys.argv[1:] if arguments is None else arguments
+    return _tested(words) if words[:1] in (["hashes"], ["backtest"]) else _run(_parser().parse_args(words))
+
+
+def _tested(words: List[str]) -> int:
+    from tests.releases import tested
+    from tests.releases.tree import DriftError
+
+    try:
+        return tested.main(words)
+    except DriftError as error:
+        _env.say(str(error))
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.releases",
         description="Compares releases of the toolkits with the tested ones, without installing or importing them."
-        " The exit code is 0 if all rows of the matrix hold, 1 if some need a look, 2 for bad input.",
+        " The exit code is 0 if all rows of the matrix hold, 1 if some need a look, 2 for bad input."
+        " 'hashes' and 'backtest' go through all tested releases instead (hashes --help, backtest --help).",
     )
     parser.add_argument(
         "release",

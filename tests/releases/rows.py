@@ -48,7 +48,7 @@ def jobs(matrix: Matrix, package: str, version: Version, against: Optional[Versi
         own = patch.toolkit == package
         rows = _own(matrix.rows_of(patch.id), against or version) if own else _foreign(matrix.rows_of(patch.id))
         for row in rows:
-            targets = tuple(target for target in _places(patch, row) if target.module.partition(".")[0] == package)
+            targets = tuple(target for target in places(patch, row) if target.module.partition(".")[0] == package)
             if targets or (own and patch.examined):
                 tested = row.tested if own else tested_versions(matrix, package)
                 position = _position(row, version, tested, own)
@@ -83,7 +83,7 @@ def _once(found: List[Job]) -> List[Job]:
     return kept
 
 
-def _places(patch: Patch, row: Row) -> Iterator[Target]:
+def places(patch: Patch, row: Row) -> Iterator[Target]:
     """The targets of a row, and what the patch changes beside them, as far as that is written like one."""
     yield from row.targets
     known = {str(target) for target in row.targets}

@@ -15,6 +15,7 @@ from ddpfix.matrix import loader, settings
 from ddpfix.matrix.gone import GONE, RENAMED, RENAMED_UNTIL
 from ddpfix.matrix.model import Patch
 from ddpfix.trace import schema
+from tests.releases import backtest as releases
 from tests.support import tested
 from tests.upstream import toolkit
 from tests.upstream.outcomes import STOCK
@@ -101,6 +102,18 @@ def versions() -> str:
             lines.append(f"| `{_readable(str(row.versions))}` | {row.status} | {tested} | {row.why} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def backtest() -> str:
+    """What the rule for untested releases would have done, one line a toolkit, and each fix that it would have left."""
+    found = releases.kept()
+    words = ["applied, right", "applied, wrong", "left out, would have held", "left out, rightly"]
+    lines = [f"| toolkit | {' | '.join(words)} | applied |", "|---|---|---|---|---|---|"]
+    for name, kept in [*found.items(), ("all", releases.Kept([], releases.summed(found.values()), []))]:
+        right, wrong, held, left = (kept.counts[outcome] for outcome in releases.OUTCOMES)
+        if right + wrong + held + left:
+            lines.append(f"| {name} | {right} | {wrong} | {held} | {left} | {right / max(right + held, 1):.0%} |")
+    return "\n".join(lines)
 
 
 def values() -> str:

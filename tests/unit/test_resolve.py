@@ -116,12 +116,13 @@ def test_a_newer_release_is_taken_where_its_places_are_unchanged(version: str) -
 
 def test_a_year_is_no_major_version() -> None:
     years = matrix_of(row("<202512", "202211 202511"))._replace(newest={"kit": "202511"})
-    assert decide(years, "202607").how == resolve.UNCHANGED and decide(years, "202506").how == resolve.WITHIN
+    assert decide(years, "202607").how == resolve.UNCHANGED and decide(years, "202506").how == resolve.UNCHANGED
 
 
 def test_a_release_between_tested_ones_is_taken_by_its_row() -> None:
     decision = decide(NEW, "1.4.1")
-    assert (decision.action, decision.how, decision.reason) == (State.APPLY, resolve.WITHIN, "why >=1.0,<1.5")
+    assert (decision.action, decision.how, decision.row) == (State.APPLY, resolve.UNCHANGED, NEW.rows[0])
+    assert decision.nearest == "1.4.0"
     off = decide(NEW, "1.4.1", DDPFIX_UNTESTED="off")
     assert off.action == State.SKIP and "left as it is by DDPFIX_UNTESTED=off" in off.reason
     assert resolve.newer(NEW, {"kit": "1.4.1"}) == resolve.newer(NEW, {"kit": "(unrecognised)"}) == frozenset()
@@ -141,12 +142,14 @@ def test_what_the_newest_release_no_longer_needs_is_no_fix_of_a_newer_one() -> N
         ("1.10", "off", "1 fix is left out; pip install 'kit==1.9.3' has it"),
         ("2.0.1", "unchanged", "1 fix is left out; pip install 'kit==1.9.3' has it"),
         ("1.4.0", "off", None),
-        ("1.4.1", "unchanged", None),
+        ("1.4.1", "unchanged", "1 fix is applied where the code is unchanged there"),
     ],
 )
 def test_one_line_about_a_release_that_was_not_tested(version: str, wish: str, told: Optional[str]) -> None:
     text = untested.line(NEW, "kit", [decide(NEW, version, DDPFIX_UNTESTED=wish)])
-    assert text == (told and f"kit {version} was not tested (nearest: 1.9.3): {told}")
+    assert text == (
+        told and f"kit {version} was not tested (nearest: {'1.4.0' if version == '1.4.1' else '1.9.3'}): {told}"
+    )
 
 
 def test_force_applies_the_row_of_the_neighbour() -> None:
@@ -326,7 +329,8 @@ def _check(decision: Decision, holding: List[Row], rows: List[Row], version: Ver
         expected = {"cured": State.APPLY, "not-cured": State.NOT_CURED, "not-affected": State.NOT_AFFECTED}[
             holding[0].status
         ]
-        assert (decision.action, decision.row, decision.forced) == (expected, holding[0], False)
+        forced = force and expected == State.APPLY and version not in holding[0].tested
+        assert (decision.action, decision.row, decision.forced) == (expected, holding[0], forced)
         if expected == State.APPLY:
             assert decision.tested == (Version(version.public) in holding[0].tested)
         return

@@ -5,17 +5,13 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-import re
 from types import ModuleType
 from typing import Any
 
 import torch.nn.parallel
 import wrapt
 
-from ddpfix.matrix import detect, loader
 from ddpfix.patching import report, source_hash
-from tests.support import hashes
-from tests.support.compiled import YAML
 
 
 class Model:
@@ -103,23 +99,6 @@ def test_subscripts_of_python_3_8_are_those_of_today() -> None:
     assert source_hash.canonical(old) == source_hash.canonical(ast.parse("x[0]", mode="eval").body)
 
 
-def test_the_places_of_what_is_installed_have_the_noted_code() -> None:
-    """Where the newest tested release of a toolkit is installed; and each place of a newest row is noted."""
-    whole = loader.load()
-    for toolkit, version in detect.installed_versions(whole).items():
-        if toolkit in ("torch", "accelerate", "transformers") and version == whole.newest[toolkit]:
-            known = {place: whole.hashes.get(place) for place in hashes.places(whole, toolkit)}
-            assert hashes.noted(whole, toolkit) == known, "run: python -m tests.support.hashes"
-    last = [whole.rows_of(patch)[-1] for patch in whole.patches]
-    targets = {str(target) for row in last if row.status == "cured" for target in row.targets}
-    # WeNet is recognised by what its releases look like, so none is newer; hydra has no fixes of its own.
-    apart = ("wenet", "hydra")
-    assert not [t for t in targets if t not in whole.hashes and "*" not in t and not t.startswith(apart)]
-    text = YAML.read_text(encoding="utf-8")
-    for toolkit in re.findall(r"^  (\w+):\n    release", text, re.MULTILINE):
-        assert f'  {toolkit}:\n    release: "{whole.newest[toolkit]}"\n' in text, "run: python -m tests.cells --hashes"
-
-
 def made(text: str) -> ModuleType:
     """A module with this source."""
     file = f"<made {len(text)}>"
@@ -140,16 +119,3 @@ def test_the_code_of_a_place_is_not_its_formatting() -> None:
 def test_what_has_no_source_has_no_hash_but_that_of_its_class() -> None:
     assert source_hash.of_place(torch, "zeros") is None and source_hash.of_place(torch, "nothing") is None
     assert source_hash.of_place(report, "Report.__init__") == source_hash.of_place(report, "Report") is not None
-
-
-def test_the_first_changed_place_of_the_newer_toolkits() -> None:
-    place = "torch.nn.parallel.distributed:DistributedDataParallel.forward"
-    right = {place: str(source_hash.of_place(torch.nn.parallel.distributed, "DistributedDataParallel.forward"))}
-    passed = ["a hook on all modules", "torch.*:*", "torch.not_imported:f", "json:dumps", "torch.nn:NotThere.f"]
-    assert source_hash.first_changed([*passed, place], {"torch"}, right) is None
-    assert (
-        source_hash.first_changed([*passed, place], {"torch"}, {**right, "torch.nn:NotThere.f": "0" * 12}) == passed[-1]
-    )
-    assert source_hash.first_changed([*passed, place], {"torch"}, {place: "0" * 12}) == place
-    assert source_hash.first_changed([*passed, place], {"torch"}, {}) == place
-    assert source_hash.first_changed([*passed, place], set(), {}) is None

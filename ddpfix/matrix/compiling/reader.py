@@ -18,9 +18,9 @@ from ddpfix.matrix.settings import SETTINGS, switch_name
 
 SCHEMA = "2"
 _ID = re.compile(r"^[a-z]\w*\.[a-z]\w*$")
-_HASH = re.compile(r"^[0-9a-f]{12}$")
+_HASH = re.compile(r"^([0-9a-f]{12}|absent)$")
 _REQUIRED = ("toolkit", "problem", "evidence", "rows")
-_OPTIONAL = ("code", "setting", "when", "default", "needs", "instead", "examined", "also", "after", "moment")
+_OPTIONAL = ("code", "setting", "when", "default", "needs", "instead", "examined", "also", "after", "moment", "probe")
 
 
 class Reader:
@@ -70,9 +70,9 @@ class Reader:
                     f"patch {name!r} has the moment gate, and there is no part gate: that says what opens it"
                 )
         order = _order(nodes, patches)
-        hashes = _hashes(top["hashes"], toolkits) if "hashes" in top else {}
+        code, parameters = _hashes(top["hashes"], toolkits) if "hashes" in top else ({}, {})
         names, files, marks = toolkits.names, toolkits.files, toolkits.marks
-        return Matrix(names, patches, tuple(every), files, marks, order, gate, hashes=hashes)
+        return Matrix(names, patches, tuple(every), files, marks, order, gate, code=code, parameters=parameters)
 
     def _gate(self, node: Node, toolkits: Toolkits) -> Gate:
         entry = node.mapping(required=("places", "passed"))
@@ -102,6 +102,7 @@ class Reader:
             after=entry["after"].texts() if "after" in entry else (),
             instead=_instead(entry["instead"], when) if "instead" in entry else {},
             examined=_examined(entry["examined"]) if "examined" in entry else {},
+            probe=self._code(entry["probe"]) if "probe" in entry else "",
             gated="moment" in entry and entry["moment"].choice(("import", "gate"), "moment") == "gate",
         )
 
@@ -142,17 +143,20 @@ def _examined(node: Node) -> Dict[str, Tuple[str, ...]]:
     return found
 
 
-def _hashes(node: Node, toolkits: Toolkits) -> Dict[str, str]:
-    """Return the hash of each place's code in the newest tested release of its toolkit."""
-    found: Dict[str, str] = {}
+def _hashes(node: Node, toolkits: Toolkits) -> Tuple[Dict[str, Tuple[str, ...]], Dict[str, str]]:
+    """Return the hashes of places in tested releases, and the parameters of those that are only wrapped."""
+    code: Dict[str, Tuple[str, ...]] = {}
+    parameters: Dict[str, str] = {}
     for toolkit, entry in node.mapping(optional=None).items():
         if toolkit not in toolkits.names:
             entry.fail(f"toolkit {toolkit!r} is not known; accepted are {', '.join(toolkits.names)}")
-        keys = entry.mapping(required=("release", "places"))
+        keys = entry.mapping(required=("release", "code", "parameters"))
         keys["release"].version()
-        for place, item in keys["places"].mapping(optional=None).items():
-            found[place] = _hash(item)
-    return found
+        for place, item in keys["code"].mapping(optional=None).items():
+            code[place] = tuple(_hash(one) for one in item.items())
+        for place, item in keys["parameters"].mapping(optional=None).items():
+            parameters[place] = item.text()
+    return code, parameters
 
 
 def _hash(node: Node) -> str:

@@ -26,12 +26,14 @@ class Toolkits:
         files: the file in the package that holds its version, if there is one.
         marks: what it looks like in each version, where nothing else shows the version.
         places: what rows of its patches refer to by a name.
+        wrapped: the functions that its patches only wrap.
     """
 
     names: Dict[str, str] = field(default_factory=dict)
     files: Dict[str, str] = field(default_factory=dict)
     marks: Dict[str, Tuple[Mark, ...]] = field(default_factory=dict)
     places: Dict[str, Dict[str, Target]] = field(default_factory=dict)
+    wrapped: Set[str] = field(default_factory=set)
     _nodes: Dict[Tuple[str, str], Node] = field(default_factory=dict)
     _used: Set[Tuple[str, str]] = field(default_factory=set)
 
@@ -66,13 +68,16 @@ def read_toolkits(node: Node) -> Toolkits:
     """Return the part as data; raise MatrixError for errors in it."""
     found = Toolkits()
     shared: Dict[str, Node] = {}
+    wrapped: Dict[str, Node] = {}
     for name, entry in node.mapping(optional=None).items():
         if isinstance(entry.node, yaml.ScalarNode):
             found.names[name] = entry.text()
             continue
-        keys = entry.mapping(required=("distribution",), optional=("version_file", "marks", "places"))
+        keys = entry.mapping(required=("distribution",), optional=("version_file", "marks", "places", "wrapped"))
         found.names[name] = keys["distribution"].text()
         _read_version(name, entry, keys, found)
+        if "wrapped" in keys:
+            wrapped[name] = keys["wrapped"]
         if "places" in keys:
             shared[name] = keys["places"]
     if "torch" not in found.names:
@@ -83,6 +88,10 @@ def read_toolkits(node: Node) -> Toolkits:
         for place, item in places.mapping(optional=None).items():
             found.places[name][place] = _place(place, item, found)
             found._nodes[name, place] = item
+    for name, listed in wrapped.items():
+        for item in listed.items():
+            known = found.places.get(name, {}).get(item.text())
+            found.wrapped.add(str(known if known is not None else Target(*found.located(item))))
     return found
 
 

@@ -45,7 +45,8 @@ def dump(matrix: Matrix, yaml: bytes) -> str:
         "order": list(matrix.order),
         "gate": {"places": [target._asdict() for target in matrix.gate.places], "passed": matrix.gate.passed},
         "newest": dict(matrix.newest),
-        "hashes": dict(matrix.hashes),
+        "code": dict(matrix.code),
+        "parameters": dict(matrix.parameters),
         "marks": {toolkit: [mark._asdict() for mark in marks] for toolkit, marks in matrix.marks.items()},
         "patches": [
             {
@@ -69,4 +70,5 @@ def _plain(row: Row) -> Dict[str, Any]:
         "tested": [str(version) for version in row.tested],
         "why": row.why,
         "line": row.line,
+        "rests_on": list(row.rests_on),
     }
