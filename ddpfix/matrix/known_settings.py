@@ -105,8 +105,8 @@ SETTINGS: Tuple[Setting, ...] = (
         "untested",
         "unchanged",
         ("unchanged", "off"),
-        "a release of a toolkit that was not tested: unchanged (a fix is applied where what it relies on is as in a tested"
-        " one), off (nothing is applied)",
+        "a release of a toolkit that was not tested: unchanged (a fix is applied where what it relies on is as in a"
+        " tested one), off (nothing is applied)",
     ),
     Setting(
         "uneven",
