@@ -8,7 +8,7 @@ from rich.text import Text
 from ddpfix import _env
 from ddpfix.cli.plan import new_console, plain
 from ddpfix.matrix import gone, loader, model, settings
-from ddpfix.matrix.near_names import near
+from ddpfix.matrix.settings import near
 
 # Letters of a word that is searched for: fewer are in every text.
 _SHORTEST = 3

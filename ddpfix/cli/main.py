@@ -13,8 +13,7 @@ from ddpfix.cli.options import add_gone, add_settings
 from ddpfix.cli.report import command as report
 from ddpfix.matrix import gone, loader
 from ddpfix.matrix.model import MatrixError
-from ddpfix.matrix.near_names import near
-from ddpfix.matrix.settings import SETTINGS, SettingsError
+from ddpfix.matrix.settings import SETTINGS, SettingsError, near
 
 _COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "report")
 # What ddpfix requires beside torch, by import name: an installation without dependencies may lack some.

@@ -15,7 +15,6 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from ddpfix.matrix import gone, pyproject
 from ddpfix.matrix.known_settings import LONGEST, PREFIX, SETTINGS, Setting, SettingsError, shown
-from ddpfix.matrix.near_names import near
 
 __all__ = ["PREFIX", "SETTINGS", "SWITCH", "Setting", "Settings", "SettingsError", "read", "switch_name", "wanted"]
 
@@ -163,3 +162,18 @@ class _Reader:
             if patch in self.by_variable.values() is not None and value.strip().lower() in ("0", "false", "off"):
                 self.switches[patch] = "0"
                 self.sources[patch] = variable
+
+
+def near(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return "; did you mean ...?" with the known words that come nearest to a word; empty where none is near.
+
+    Args:
+        word: as it was written.
+        known: the words.
+        prefix: what all of them begin with, which makes none of them near.
+    """
+    # Its import would take a tenth of the time of waking up.
+    import difflib
+
+    close = difflib.get_close_matches(word[len(prefix) :], [name[len(prefix) :] for name in known], n=3)
+    return f"; did you mean {', '.join(prefix + name for name in close)}?" if close else ""

@@ -83,15 +83,11 @@ def keeps(known: str, found: str) -> bool:
     """Return whether parameters are still there, those with a position in their order (see :func:`parameters`)."""
     was, _, others = known.partition("|")
     now, _, all_others = found.partition("|")
-    if _home(known) != _home(found):
+    homes = [text.partition(" ")[0] for text in (known, found)]
+    if homes[0] != homes[1] and ":" in "".join(homes):
         return False
     positions = iter(now.split())
     return all(name in positions for name in was.split()) and {*others.split()} <= {*now.split(), *all_others.split()}
-
-
-def _home(described: str) -> str:
-    first = described.partition(" ")[0]
-    return first if ":" in first else ""
 
 
 def _unimported(place: str) -> Optional[str]:
