@@ -84,6 +84,41 @@ for thread in threads:
     thread.join()
 found = [done[0], done[1]]
 """
+# A backward runs in one thread while the other one, on rank 0, is in the forward of its model.
+WITHIN = """
+distributed.init_process_group("gloo")
+groups = [distributed.new_group([0, 1]) for _ in range(2)]
+begun, ended, made, done = threading.Event(), threading.Event(), threading.Event(), {}
+
+class Slow(Heads):
+    def forward(self, x):
+        if rank == 0:
+            begun.set()
+            ended.wait(60)
+        return super().forward(x)
+
+def first():
+    model = DistributedDataParallel(copy.deepcopy(slow), process_group=groups[0])
+    made.set()
+    done[0] = train(model)
+
+def second():
+    made.wait(60)
+    model = DistributedDataParallel(copy.deepcopy(heads), process_group=groups[1])
+    if rank == 0:
+        begun.wait(60)
+    done[1] = train(model, 1)
+    ended.set()
+    done[1] = train(model)
+
+slow, heads = Slow(), Heads()
+threads = [threading.Thread(target=run) for run in (first, second)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+found = [done[0], done[1]]
+"""
 # A program counts the keys of the store that it has made.
 COUNTED = """
 store = distributed.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, rank == 0)
@@ -95,7 +130,7 @@ distributed.barrier()
 found = [*found, *keys, store.num_keys()]
 distributed.barrier()
 """
-PROGRAMS = {"refused": REFUSED, "copied": COPIED, "threads": THREADS, "counted": COUNTED}
+PROGRAMS = {"refused": REFUSED, "copied": COPIED, "threads": THREADS, "within": WITHIN, "counted": COUNTED}
 
 
 def printed(program: str, ddpfix: str) -> List[Any]:

@@ -118,7 +118,9 @@ class Backwards:
     def forget(self, case: Observer) -> None:
         """Do not tell this one any more."""
         for cases in (self.known, self.looking):
-            cases[:] = [each for each in cases if each() is not case]
+            for reference in tuple(cases):
+                if reference() is case:
+                    cases.remove(reference)
 
     def settle_after(self, model: Unsettled) -> None:
         """Settle this model when the outermost backward has ended that runs now."""
@@ -126,7 +128,8 @@ class Backwards:
 
     def _settle(self) -> None:
         here = threading.get_ident()
-        due = [each for each in self._unsettled if each.thread == here]
+        # Of a copy: another thread takes its models out when its backward ends, and one would be passed over.
+        due = [each for each in tuple(self._unsettled) if each.thread == here]
         for each in sorted(due, key=lambda each: each.order):
             self._unsettled.remove(each)
             if each.is_due:

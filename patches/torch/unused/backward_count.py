@@ -11,6 +11,7 @@ fewer backwards than the one before begins, or ends, with a roll-call; the other
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -216,7 +217,7 @@ class Within:
     def backward_begins(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
         """Called before each outermost backward; returns what :meth:`backward_ended` gets, None for others."""
         hooked: Any = self._hooked()
-        if hooked is None or not hooked.inside:
+        if hooked is None or hooked.inside != threading.get_ident():
             return None
         hooked.backwards.done = 0
         hooked.on(FORWARD)

@@ -11,6 +11,7 @@ issue 90171 requests this). docs/unused-parameters.md has the states and the pat
 from __future__ import annotations
 
 import functools
+from threading import get_ident
 from typing import Any, Dict, Optional
 
 import torch
@@ -61,8 +62,8 @@ class Finalizer:
         self._outputs = Outputs(self.output_reached)
         # Whether an optimizer has stepped within the backward that runs: torch then ends this step with its own error.
         self.left_to_torch = False
-        # Whether a forward of the wrapper runs, and the backwards that the program makes there.
-        self.inside = False
+        # The thread in which a forward of the wrapper runs, or 0, and the backwards that the program makes there.
+        self.inside = 0
         self.within: Optional[Within] = None
         # How many checkpoints had hidden a part of a graph when DDP was armed.
         self.armed_at = self._begun_at = 0
@@ -98,7 +99,7 @@ class Finalizer:
 
     def forward_begins(self) -> None:
         """Called before a forward with gradients enabled."""
-        self.inside = True
+        self.inside = get_ident()
         if self.used.is_due:
             self.used.settle()
         self._begun_at = autograd.HIDING[0]
@@ -116,7 +117,7 @@ class Finalizer:
 
     def forward_ended(self, output: Any) -> None:
         """Called after a forward with gradients enabled: DDP is armed unless it ran under ``no_sync``."""
-        self.inside = False
+        self.inside = 0
         is_reduced = self._wrapper().require_backward_grad_sync  # type: ignore[union-attr]
         self.on(transitions.FORWARD if is_reduced else transitions.LOCAL_FORWARD)
         if self.state is not ARMED:
@@ -131,7 +132,7 @@ class Finalizer:
 
     def forward_failed(self, error: BaseException) -> None:
         """Called when a forward has raised an error."""
-        self.inside = False
+        self.inside = 0
 
     def hook_parameters(self) -> None:
         """Record gradients in the first steps, as they are not checked at the end of backwards."""

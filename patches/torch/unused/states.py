@@ -108,12 +108,15 @@ def add(reduction: Reduction) -> bool:
 
 
 def discard(reduction: Reduction) -> None:
-    _ALL[:] = [reference for reference in _ALL if reference() is not reduction]
+    for reference in tuple(_ALL):
+        if reference() is reduction:
+            _ALL.remove(reference)
 
 
 def reductions() -> List[Reduction]:
     """Return the reductions of all models."""
-    return [each for each in [reference() for reference in _ALL] if each is not None]
+    # Of a copy: a model that goes meanwhile, or another thread, shortens the list, and the next one would be left out.
+    return [each for each in [reference() for reference in tuple(_ALL)] if each is not None]
 
 
 def others(reduction: Reduction) -> List[Reduction]:
@@ -137,7 +140,7 @@ def share(one: Reduction, other: Reduction) -> bool:
 
 def all_finalized() -> bool:
     """Return whether no reduction is under way: as it is at the optimizer's step of a usual loop."""
-    for reference in _ALL:
+    for reference in tuple(_ALL):
         each = reference()
         if each is not None and (each.state is not FINALIZED or each.backwards.may_wait or each.used.is_due):
             return False

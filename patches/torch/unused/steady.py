@@ -40,8 +40,8 @@ class Hooked(Protocol):
     state: str
     armed_at: int
     within: Optional[Within]
-    # Whether a forward of the wrapper runs.
-    inside: bool
+    # The thread in which a forward of the wrapper runs, or 0.
+    inside: int
 
     @property
     def parameters(self) -> Any: ...
@@ -137,7 +137,7 @@ class Steady:
         if self._marks and state is ARMED:
             return written(self._parameter)
         if not self._marks:
-            if hooked.inside:
+            if hooked.inside == threading.get_ident():
                 # From now on backwards within the wrapper's forward are left to it.
                 self.end()
                 return self._follow_within(hooked).backward_begins(args, kwargs)
