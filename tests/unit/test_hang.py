@@ -17,7 +17,7 @@ from torch import distributed
 
 from ddpfix.matrix import loader
 from ddpfix.ranks.hang import loaders, monitor, places, processes, verdict, words
-from ddpfix.ranks.hang import silent_ranks as gone
+from ddpfix.ranks.hang import position as gone
 from ddpfix.ranks.hang.monitor import PERIOD
 from ddpfix.ranks.hang.places import Spot
 from ddpfix.ranks.hang.position import Position, Tracker

@@ -23,9 +23,9 @@ from ddpfix.background import Background
 from ddpfix.ranks.failures import error_file, killed
 from ddpfix.ranks.groups import internals, timeouts
 from ddpfix.ranks.groups.work import Work
-from ddpfix.ranks.hang import processes, silent_ranks, verdict
+from ddpfix.ranks.hang import processes, verdict
 from ddpfix.ranks.hang.alarms import Alarms, Finding
-from ddpfix.ranks.hang.position import Position, Tracker
+from ddpfix.ranks.hang.position import GONE, LEFT, SILENT, STOPPED, TRACED, Absent, Position, Tracker
 from ddpfix.ranks.hang.processes import Who
 from ddpfix.ranks.store.connection import Connection
 from ddpfix.system import System
@@ -40,9 +40,9 @@ _CONNECTIONS = 256
 _SHORT = 2.0
 _LEAVES = {"left": "has left its process group", "ended": "has come to the end of its program"}
 _ABSENT = {
-    processes.GONE: (silent_ranks.GONE, "ended without a word: process {0.pid} on {0.host} has exited"),
-    processes.STOPPED: (silent_ranks.STOPPED, "is stopped (SIGSTOP): process {0.pid} on {0.host}"),
-    processes.TRACED: (silent_ranks.TRACED, "is held by a debugger: process {0.pid} on {0.host}"),
+    processes.GONE: (GONE, "ended without a word: process {0.pid} on {0.host} has exited"),
+    processes.STOPPED: (STOPPED, "is stopped (SIGSTOP): process {0.pid} on {0.host}"),
+    processes.TRACED: (TRACED, "is held by a debugger: process {0.pid} on {0.host}"),
 }
 
 
@@ -230,26 +230,24 @@ class Monitor:
         there = self._alarms.positions(number) if self._alarms.lowest(number) else {}
         if not there:
             return False
-        return all(each.how != silent_ranks.SILENT for each in self._absent(there))
+        return all(each.how != SILENT for each in self._absent(there))
 
-    def _absent(self, there: Dict[int, Position]) -> List[silent_ranks.Absent]:
+    def _absent(self, there: Dict[int, Position]) -> List[Absent]:
         return [self._why_absent(rank) for rank in range(self._size) if rank not in there]
 
-    def _why_absent(self, rank: int) -> silent_ranks.Absent:
+    def _why_absent(self, rank: int) -> Absent:
         left = self._alarms.left(rank)
         if left is not None:
             how, step, done = left
-            return silent_ranks.Absent(
-                rank, silent_ranks.LEFT, f"{how} after step {step}" if step else how, step, work=done
-            )
+            return Absent(rank, LEFT, f"{how} after step {step}" if step else how, step, work=done)
         who = self._alarms.who(rank)
         if who is None:
-            return silent_ranks.Absent(rank, silent_ranks.SILENT, "does not answer: ddpfix is not active there")
+            return Absent(rank, SILENT, "does not answer: ddpfix is not active there")
         found = _ABSENT.get(processes.state_of(who))
         if found is not None:
-            hint = killed.how(who.pid) if found[0] == silent_ranks.GONE else ""
-            return silent_ranks.Absent(rank, found[0], found[1].format(who), hint=hint)
-        return silent_ranks.Absent(rank, silent_ranks.SILENT, f"does not answer: process {who.pid} on {who.host}")
+            hint = killed.how(who.pid) if found[0] == GONE else ""
+            return Absent(rank, found[0], found[1].format(who), hint=hint)
+        return Absent(rank, SILENT, f"does not answer: process {who.pid} on {who.host}")
 
     def _found(self, number: int, limit: float) -> Finding:
         there = self._alarms.positions(number)

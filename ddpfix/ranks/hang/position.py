@@ -276,3 +276,26 @@ def _loading(frames: List[FrameType]) -> Tuple[Optional[loaders.Loading], int]:
             with contextlib.suppress(Exception):
                 return loaders.of(calls.variables(frame)["self"]), number
     return (known[0] if number == 1 else None), number
+
+
+# How a rank is that does not answer; :mod:`.words` tells it.
+GONE, STOPPED, TRACED, LEFT, SILENT = "gone", "stopped", "traced", "left", "silent"
+
+
+class Absent(NamedTuple):
+    """A rank that does not answer, and how its process is.
+
+    Attributes:
+        how: one of those above.
+        text: its process, in words.
+        step: where it has ended, if it has said so.
+        hint: how its process has ended, in a sentence.
+        work: what it has done, if it has said so.
+    """
+
+    rank: int
+    how: str
+    text: str
+    step: Optional[int] = None
+    hint: str = ""
+    work: Work = Work()

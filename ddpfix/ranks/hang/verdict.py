@@ -12,8 +12,7 @@ from ddpfix.ranks.groups import calls, internals, work
 from ddpfix.ranks.groups.calls import POINT_TO_POINT
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import places, words
-from ddpfix.ranks.hang.position import Position
-from ddpfix.ranks.hang.silent_ranks import GONE, LEFT, SILENT, STOPPED, TRACED, Absent
+from ddpfix.ranks.hang.position import GONE, LEFT, SILENT, STOPPED, TRACED, Absent, Position
 
 # Those of which the first that applies is the cause: a late rank may wait for one that is gone.
 _ABSENT = (GONE, STOPPED, TRACED, LEFT)

@@ -7,8 +7,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.ranks.groups.calls import POINT_TO_POINT
 from ddpfix.ranks.hang import loops, places
-from ddpfix.ranks.hang.position import Position
-from ddpfix.ranks.hang.silent_ranks import Absent
+from ddpfix.ranks.hang.position import Absent, Position
 
 # The causes, in one word.
 BACKWARDS, DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK = (
