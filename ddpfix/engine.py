@@ -221,7 +221,9 @@ class Engine:
         from ddpfix.patching import unchanged
 
         patch = self.matrix.patches[decision.patch]
-        changed = unchanged.first_changed(self.matrix, decision.row, patch.also, examined)
+        known = unchanged.Known(self.matrix.code, self.matrix.parameters)
+        places = [*map(str, decision.row.targets), *patch.also]
+        changed = unchanged.first_changed(known, places, decision.row.rests_on, examined)
         if changed is None and (not patch.probe or self._holds(patch.probe)):
             return False
         toolkit = decision.toolkit if changed is None else top(changed.partition(":")[0])

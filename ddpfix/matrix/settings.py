@@ -167,10 +167,7 @@ class _Reader:
 def near(word: str, known: Iterable[str], prefix: str = "") -> str:
     """Return "; did you mean ...?" with the known words that come nearest to a word; empty where none is near.
 
-    Args:
-        word: as it was written.
-        known: the words.
-        prefix: what all of them begin with, which makes none of them near.
+    A prefix that all of them share makes none of them near.
     """
     # Its import would take a tenth of the time of waking up.
     import difflib

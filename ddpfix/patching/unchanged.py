@@ -12,41 +12,48 @@ import os
 import sys
 from functools import reduce
 from types import CodeType, FunctionType, ModuleType
-from typing import List, Mapping, Optional, Sequence
+from typing import List, Mapping, NamedTuple, Optional, Sequence
 
-from ddpfix.matrix.model import Matrix, Row
 from ddpfix.patching import source_hash
 
 # In place of a hash, where a release does not have the place.
 ABSENT = "absent"
 
 
-def first_changed(matrix: Matrix, row: Row, also: Sequence[str], toolkits: Mapping[str, bool]) -> Optional[str]:
+class Known(NamedTuple):
+    """The code of places in tested releases, the newest one's first, and the parameters of what fixes only wrap."""
+
+    code: Mapping[str, Sequence[str]]
+    parameters: Mapping[str, str]
+
+
+def first_changed(
+    known: Known, places: Sequence[str], rests_on: Sequence[str], toolkits: Mapping[str, bool]
+) -> Optional[str]:
     """Return the first place of a fix that has changed; None where the fix holds.
 
     A family of modules is passed over, since its fix reads the source of each, and so is a module that has not been
     imported: its places are examined when it is.
 
     Args:
-        matrix: knows the code and the parameters of places in tested releases.
-        row: names its targets, and what else it rests on.
-        also: what it changes beside them; what is said in words is passed over.
+        places: its targets, and what it changes beside them; what is said in words is passed over.
+        rests_on: places whose code counts in any case.
         toolkits: those that are examined, and whether each is newer than all releases that were tested.
     """
-    for place in (*map(str, row.targets), *also):
+    for place in places:
         name, _, attribute = place.partition(":")
         module = sys.modules.get(name) if name.partition(".")[0] in toolkits else None
         if module is None:
             continue
         is_newer = toolkits[name.partition(".")[0]]
-        if place not in matrix.parameters or place in row.rests_on:
-            if not _is_known(source_hash.of_place(module, attribute), matrix.code.get(place, ()), is_newer):
+        if place not in known.parameters or place in rests_on:
+            if not _is_known(source_hash.of_place(module, attribute), known.code.get(place, ()), is_newer):
                 return place
-        elif is_newer and not _takes(module, attribute, matrix.parameters[place]):
+        elif is_newer and not _takes(module, attribute, known.parameters[place]):
             return place
-    for place in row.rests_on:
+    for place in rests_on:
         top = place.partition(".")[0]
-        if top in toolkits and not _is_known(_unimported(place), matrix.code.get(place, ()), toolkits[top]):
+        if top in toolkits and not _is_known(_unimported(place), known.code.get(place, ()), toolkits[top]):
             return place
     return None
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import pytest
 
 from ddpfix.matrix import detect, loader
-from ddpfix.matrix.model import Matrix, Row, Target
+from ddpfix.matrix.model import Row, Target
 from ddpfix.matrix.ranges import Range
 from ddpfix.patching import source_hash, unchanged
 from tests.support.compiled import YAML
@@ -62,12 +62,12 @@ def known(module: Any, *attributes: str) -> Dict[str, Tuple[str, ...]]:
     return {f"kit.loop:{one}": (source_hash.of_place(module, one) or "absent",) for one in attributes}
 
 
-def matrix(code: Dict[str, Tuple[str, ...]], **parameters: str) -> Matrix:
-    return Matrix({"kit": "kit"}, {}, (), code=code, parameters={f"kit.loop:{k}": v for k, v in parameters.items()})
+def matrix(code: Dict[str, Tuple[str, ...]], **parameters: str) -> unchanged.Known:
+    return unchanged.Known(code, {f"kit.loop:{name}": text for name, text in parameters.items()})
 
 
-def first(whole: Matrix, found: Row, newer: bool = True) -> Any:
-    return unchanged.first_changed(whole, found, (), {"kit": newer})
+def first(whole: unchanged.Known, found: Row, newer: bool = True, toolkit: str = "kit") -> Any:
+    return unchanged.first_changed(whole, list(map(str, found.targets)), found.rests_on, {toolkit: newer})
 
 
 def test_code_counts_where_nothing_else_is_said(kit: Callable[..., Any]) -> None:
@@ -77,7 +77,7 @@ def test_code_counts_where_nothing_else_is_said(kit: Callable[..., Any]) -> None
     assert first(whole, row("plain")) is None
     assert first(whole, row("plain", "Trainer.train")) == "kit.loop:Trainer.train"
     assert first(whole, row("*")) == "kit.loop:*"
-    assert unchanged.first_changed(whole, row("Trainer.train"), (), {"torch": True}) is None
+    assert first(whole, row("Trainer.train"), toolkit="torch") is None
 
 
 def test_what_a_decorator_hides_is_read_in_the_file(kit: Callable[..., Any]) -> None:
@@ -129,7 +129,7 @@ def test_what_a_row_rests_on_counts_by_its_code_and_is_not_imported(kit: Callabl
 
 def test_words_families_and_modules_that_nobody_imported_are_passed_over() -> None:
     also = ("a hook on all modules", "torch.*:*", "torch.not_imported:f", "json:dumps")
-    assert unchanged.first_changed(matrix({}), row(), also, {"torch": True}) is None
+    assert unchanged.first_changed(matrix({}), also, (), {"torch": True}) is None
 
 
 def imported(place: str) -> bool:
@@ -143,12 +143,14 @@ def imported(place: str) -> bool:
 def test_what_was_tested_counts_as_unchanged() -> None:
     """Of what is installed here, row by row: what is noted from files is what is found in modules."""
     whole, compared = loader.load(), 0
+    known_here = unchanged.Known(whole.code, whole.parameters)
     installed = {name: text.partition("+")[0] for name, text in detect.installed_versions(whole).items() if text}
     for found in whole.rows:
         patch = whole.patches[found.patch]
         if installed.get(patch.toolkit, "") in list(map(str, found.tested)):
             compared += all(list(map(imported, [str(target) for target in found.targets if "*" not in str(target)])))
-            changed = unchanged.first_changed(whole, found, patch.also, {patch.toolkit: False})
+            places = [*map(str, found.targets), *patch.also]
+            changed = unchanged.first_changed(known_here, places, found.rests_on, {patch.toolkit: False})
             assert changed is None, f"{changed}: run python -m tests.releases hashes {patch.toolkit}"
     assert compared >= 20
 
