@@ -34,10 +34,7 @@ def place(rank: int) -> Dict[str, Any]:
 
 
 def sentence(store: Any, records: Any, ranks: Sequence[int]) -> str:
-    """Return the places of ranks, with a space in front: `` Rank 1 is on host node-b.``; empty where none is known.
-
-    ``records`` are the keys under which ranks have left their facts.
-    """
+    """Return ``" Rank 1 is on host node-b."``, by the records that ranks have left; empty where none is known."""
     by_host: Dict[str, List[int]] = {}
     for rank in ranks:
         host = None
