@@ -227,8 +227,10 @@ class Engine:
         if changed is None and (not patch.probe or self._holds(patch.probe)):
             return False
         toolkit = decision.toolkit if changed is None else top(changed.partition(":")[0])
-        changed = changed or "what its compiled code does"
-        reason = f"{toolkit} {self.toolkits[toolkit]} has changed {changed} (nearest: {self.matrix.newest[toolkit]})"
+        changed = changed or "what the compiled code does"
+        nearest = decision.nearest if toolkit == decision.toolkit and decision.nearest else self.matrix.newest[toolkit]
+        # It may be another library that has changed it.
+        reason = f"{changed} is not as in {toolkit} {nearest} ({self.toolkits[toolkit]} was not tested)"
         others = self._drop(decision.patch)
         self.left_out[decision.patch] = (reason, resolve.CHANGED)
         log.warning("; ".join([f"{decision.patch} is left out: {reason}", *(f"so is {name}" for name in others)]))
