@@ -224,7 +224,7 @@ class Engine:
         known = unchanged.Known(self.matrix.code, self.matrix.parameters)
         places = [*map(str, decision.row.targets), *patch.also]
         changed = unchanged.first_changed(known, places, decision.row.rests_on, examined)
-        if changed is None and (not patch.probe or self._holds(patch.probe)):
+        if changed is None and not (patch.probe and examined.get(decision.toolkit) and not self._holds(patch.probe)):
             return False
         toolkit = decision.toolkit if changed is None else top(changed.partition(":")[0])
         changed = changed or "what the compiled code does"

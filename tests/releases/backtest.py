@@ -24,8 +24,6 @@ KEPT = Path(__file__).with_name("backtest.json")
 RIGHT, WRONG = "applied and right", "applied and wrong"
 HELD, LEFT = "left out, would have held", "left out rightly"
 OUTCOMES = (RIGHT, WRONG, HELD, LEFT)
-# What a probe of compiled code says in a release, where it was run; in the others it has to say yes.
-_PROBED = {("torch.accumulation", "2.3.1"): True, ("torch.accumulation", "2.4.1"): False}
 
 
 class Verdict(NamedTuple):
@@ -76,8 +74,6 @@ def _step(matrix: Matrix, package: str, old: Tuple[Version, Code], new: Tuple[Ve
             continue
         changed = _changed(before, places, wrapped, old[1], new[1])
         why = changed or next((f"it needs {name}" for name in patch.needs if name in out), "")
-        if not why and not _PROBED.get((patch.id, str(release)), True):
-            why = "its probe says no"
         if not is_same_major(known, release):
             why = f"{release.release[0]} is an unknown major version"
         elif changed:

@@ -9,11 +9,14 @@ from packaging.version import Version
 
 from ddpfix.matrix import loader
 
+# A release before torch 2.1 is older than the ones that are asked.
+pytestmark = pytest.mark.skipif(not hasattr(torch.distributed.Reducer, "_check_reducer_finalized"), reason="old torch")
+
 
 def test_each_probe_agrees_with_the_rows_of_its_fix() -> None:
     here, whole = Version(torch.__version__), loader.load()
     asked = [patch for patch in whole.patches.values() if patch.probe]
-    assert {patch.id for patch in asked} == {"torch.finalize", "torch.accumulation"}
+    assert {patch.id for patch in asked} == {"torch.finalize"}
     for patch in asked:
         (row,) = [row for row in whole.rows_of(patch.id) if row.versions.holds(here)]
         said = getattr(probes, patch.probe.partition(":")[2])()

@@ -1,12 +1,11 @@
 """Ask a release of torch that nobody has tested how its compiled reducer behaves, which no source here tells.
 
-A reducer of its own, of two parameters on the CPU and a group of one rank, makes one or two backwards: some 20 ms, once
-in a process that needs the answer. Nothing stays behind.
+A reducer of its own has two parameters on the CPU, and hands its buckets to a hook, so that nothing is communicated.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from typing import Any
 
 import torch
 from torch import distributed
@@ -17,25 +16,28 @@ from . import reducer
 def marks_what_is_missing() -> bool:
     """Return whether the reducer says what it waits for, and its reduction ends when that is marked as ready."""
     with torch.enable_grad():
-        (first, second), made = _made(find_unused=False)
+        parameters = [torch.nn.Parameter(torch.ones(1, device="cpu", dtype=torch.float32)) for _ in range(2)]
+        made = _made(parameters)
+        made.prepare_for_forward()
         made.prepare_for_backward([])
-        (first * 2).sum().backward()
+        (parameters[0] * 2).sum().backward()
         if reducer.missing(made) != ([1], False):
             return False
-        reducer.within_backward(lambda: reducer.mark_ready(made, [first, second], [1]))
-        return not reducer.unfinished(made) and first.grad.item() == 1 and second.grad.item() == 0
+        reducer.within_backward(lambda: reducer.mark_ready(made, parameters, [1]))
+        return not reducer.unfinished(made) and [each.grad.item() for each in parameters] == [1, 0]
 
 
-def forgets_under_no_sync() -> bool:
-    """Return whether a parameter that only an earlier micro-batch used is left out of the reduction (before 2.4)."""
-    with torch.enable_grad():
-        (first, second), made = _made(find_unused=True)
-        # A micro-batch under no_sync, then the last one.
-        (first * 2 + second * 4).sum().backward()
-        loss = (first * 2).sum()
-        made.prepare_for_backward([loss])
-        loss.backward()
-        return bool(second.grad.item() == 4)
+def _made(parameters: Any) -> Any:
+    """Return a reducer with a bucket for each parameter, in a group of one rank that has no backend."""
+    store, size = distributed.HashStore(), 1 << 20
+    try:
+        group = distributed.ProcessGroup(store, 0, 1)
+    except TypeError:
+        # Before torch 2.6.
+        group = distributed.ProcessGroup(store, 0, 1, distributed.ProcessGroup.Options("undefined"))
+    made = distributed.Reducer(parameters, [[0], [1]], [size, size], group, [False, False], size, False, False, {})
+    distributed._register_comm_hook(made, None, _halved)
+    return made
 
 
 def _halved(state: Any, bucket: Any) -> Any:
@@ -43,30 +45,3 @@ def _halved(state: Any, bucket: Any) -> Any:
     done: Any = torch.futures.Future()
     done.set_result(bucket.buffer() / 2)
     return done
-
-
-def _made(find_unused: bool) -> Tuple[List[Any], Any]:
-    """Return two parameters, and a reducer that has a bucket for each and expects a backward."""
-    parameters = [torch.nn.Parameter(torch.ones(1, device="cpu", dtype=torch.float32)) for _ in range(2)]
-    size = 1 << 20
-    sparse = [False, False]
-    made = distributed.Reducer(parameters, [[0], [1]], [size, size], _alone(), sparse, size, find_unused, False, {})
-    # Nothing that a backward begins is left on its way to other ranks: gloo's thread would be waited for.
-    distributed._register_comm_hook(made, None, _halved)
-    made.prepare_for_forward()
-    return parameters, made
-
-
-def _alone() -> Any:
-    """Return a gloo group of this rank alone, which opens no connection to another machine."""
-    store, kind = distributed.HashStore(), distributed.ProcessGroupGloo
-    options = kind._Options()
-    options._devices = [kind.create_device(hostname="127.0.0.1")]
-    try:
-        group = distributed.ProcessGroup(store, 0, 1)
-    except TypeError:
-        # Before torch 2.6.
-        group = distributed.ProcessGroup(store, 0, 1, distributed.ProcessGroup.Options("gloo"))
-    backend = distributed.ProcessGroup.BackendType.GLOO
-    group._register_backend(torch.device("cpu"), backend, kind(store, 0, 1, options))
-    return group
