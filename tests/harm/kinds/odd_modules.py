@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import sys
+import time
 import types
 
 import torch
@@ -28,6 +29,8 @@ def trained(rank):
     dist.init_process_group("gloo")
     wrapped = fitted(rank)
     dist.barrier()
+    # torch's gloo waits for its thread with the GIL held, which that thread may need to let the barrier go.
+    time.sleep(0.5)
     dist.destroy_process_group()
     return state(wrapped)
 
