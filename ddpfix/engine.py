@@ -57,7 +57,6 @@ class Engine:
         self.sites: Dict[str, Site] = {}
         self.places: Dict[str, List[str]] = {}
         self.failed: Dict[str, str] = {}
-        self.probed: Dict[str, bool] = {}
         # Why a patch is left out here, and why in a few words for several of them.
         self.left_out: Dict[str, Tuple[str, str]] = {}
         self.deferred: List[ModuleType] = []
@@ -212,9 +211,8 @@ class Engine:
 
     def _is_changed(self, decision: Decision) -> bool:
         """Leave a patch out where a release that nobody has tested has changed what it relies on."""
-        examined = dict.fromkeys(self.newer, True)
-        if decision.nearest:
-            examined.setdefault(decision.toolkit, False)
+        own = {decision.toolkit: False} if decision.nearest else {}
+        examined = {**own, **dict.fromkeys(self.newer, True)}
         if not examined or decision.forced or decision.row is None:
             return False
         # It reads code, which takes modules that a usual job does not need.
@@ -224,23 +222,13 @@ class Engine:
         known = unchanged.Known(self.matrix.code, self.matrix.parameters)
         places = [*map(str, decision.row.targets), *patch.also]
         changed = unchanged.first_changed(known, places, decision.row.rests_on, examined)
-        if changed is None and not (patch.probe and examined.get(decision.toolkit) and not self._holds(patch.probe)):
+        if changed is None and not (patch.probe and examined.get(decision.toolkit) and not _code(patch.probe)()):
             return False
-        toolkit = decision.toolkit if changed is None else top(changed.partition(":")[0])
-        changed = changed or "what the compiled code does"
-        nearest = decision.nearest if toolkit == decision.toolkit and decision.nearest else self.matrix.newest[toolkit]
-        # It may be another library that has changed it.
-        reason = f"{changed} is not as in {toolkit} {nearest} ({self.toolkits[toolkit]} was not tested)"
+        reason = untested.difference(self.matrix, decision, changed, self.toolkits)
         others = self._drop(decision.patch)
         self.left_out[decision.patch] = (reason, resolve.CHANGED)
         log.warning("; ".join([f"{decision.patch} is left out: {reason}", *(f"so is {name}" for name in others)]))
         return True
-
-    def _holds(self, probe: str) -> bool:
-        """Return what a probe says of compiled code; it is asked once."""
-        if probe not in self.probed:
-            self.probed[probe] = _code(probe)()
-        return self.probed[probe]
 
     def _drop(self, patch: str) -> List[str]:
         """Take back what a patch has done so far, and leave out those that need it, which are returned."""

@@ -176,11 +176,8 @@ def _untested(
     """Return the decision about a release that was not tested; ``row`` is the one for it."""
     tested = {each: one for one in matrix.rows_of(patch.id) if one.status == "cured" for each in one.tested}
     is_off = settings["untested"] == "off"
-    if (
-        row is not None
-        and is_newer(matrix, patch.toolkit, version)
-        and not is_same_major(parsed(matrix.newest[patch.toolkit]), version)
-    ):
+    ahead = is_newer(matrix, patch.toolkit, version)
+    if ahead and not is_same_major(parsed(matrix.newest[patch.toolkit]), version):
         row = None
     if not tested and row is not None and not is_off:
         # A fix that is being written: there is nothing to compare with.

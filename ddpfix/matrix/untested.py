@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence
 
 from packaging.version import Version
 
@@ -41,6 +41,15 @@ def line(matrix: Matrix, toolkit: str, decisions: Sequence[Decision]) -> Optiona
 
 def _fixes(count: int) -> str:
     return f"{count} fixes are" if count != 1 else "1 fix is"
+
+
+def difference(matrix: Matrix, decision: Decision, place: Optional[str], installed: Mapping[str, Optional[str]]) -> str:
+    """Return why a fix is left out: a place has changed, or compiled code (None)."""
+    toolkit = place.partition(":")[0].partition(".")[0] if place else decision.toolkit
+    nearest = decision.nearest if toolkit == decision.toolkit and decision.nearest else matrix.newest[toolkit]
+    # Not "torch has changed it": it may be another library.
+    what = place or "what the compiled code does"
+    return f"{what} is not as in {toolkit} {nearest} ({installed[toolkit]} was not tested)"
 
 
 def lines(matrix: Matrix, decisions: Sequence[Decision]) -> Dict[str, str]:

@@ -52,7 +52,7 @@ def first_changed(
         elif is_newer and not _takes(module, attribute, known.parameters[place]):
             return place
     for place in rests_on:
-        top = place.partition(".")[0]
+        top = place.partition(":")[0].partition(".")[0]
         if top in toolkits and not _is_known(_unimported(place), known.code.get(place, ()), toolkits[top]):
             return place
     return None

@@ -189,7 +189,11 @@ def _tell_left(epoch: _Epoch) -> None:
 
 
 class Filler:
-    """The smallest batch of this epoch so far, for a model under DDP."""
+    """The smallest batch of this epoch so far, on which a rank without a batch trains with gradients of zero.
+
+    To DDP such a rank is like any other, so that steps, learning rates, optimizer states and validations stay equal on
+    all ranks. The others get the sum of their gradients over the number of all ranks, as under ``model.join``.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import distributed
 
-from . import reducer
+from . import modes, reducer
 
 
 def marks_what_is_missing() -> bool:
     """Return whether the reducer says what it waits for, and its reduction ends when that is marked as ready."""
-    with torch.enable_grad():
+    # A mode of the program counts nothing of it.
+    with modes.hidden(), torch.enable_grad():
         parameters = [torch.nn.Parameter(torch.ones(1, device="cpu", dtype=torch.float32)) for _ in range(2)]
         made = _made(parameters)
         made.prepare_for_forward()
@@ -29,12 +30,7 @@ def marks_what_is_missing() -> bool:
 
 def _made(parameters: Any) -> Any:
     """Return a reducer with a bucket for each parameter, in a group of one rank that has no backend."""
-    store, size = distributed.HashStore(), 1 << 20
-    try:
-        group = distributed.ProcessGroup(store, 0, 1)
-    except TypeError:
-        # Before torch 2.6.
-        group = distributed.ProcessGroup(store, 0, 1, distributed.ProcessGroup.Options("undefined"))
+    group, size = distributed.ProcessGroup(distributed.HashStore(), 0, 1), 1 << 20
     made = distributed.Reducer(parameters, [[0], [1]], [size, size], group, [False, False], size, False, False, {})
     distributed._register_comm_hook(made, None, _halved)
     return made

@@ -209,7 +209,13 @@ def _holds(optimizer: Any, reduction: Reduction) -> bool:
 
 
 class Within:
-    """The backwards within forwards of one model, from the first one on."""
+    """The backwards within forwards of one model, from the first one on.
+
+    Lightning's manual optimization makes them: the training step is the wrapped module's forward, and calls
+    ``prepare_for_backward`` before each backward. No output leads to these gradients, so each such backward counts as a
+    step: DDP is armed when it begins, and finalized when it ends, if it waits for gradients then. One that leaves DDP
+    without anything to wait for stays this rank's own, as in plain torch.
+    """
 
     def __init__(self, hooked: Any, wrapper: Any) -> None:
         self._hooked, self._wrapper = weakref.ref(hooked), weakref.ref(wrapper)
