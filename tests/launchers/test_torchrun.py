@@ -77,7 +77,7 @@ def test_the_host_with_another_version_is_named(pair: Pair, tmp_path: Path) -> N
     job = on_both(pair, tmp_path, [ON, other_version(tmp_path / "other")])
     assert job.code != 0
     for one in job.of(2):
-        versions = re.findall(r"Rank 1: ddpfix is '([\w.]+)' there and '([\w.]+)' on rank 0", one["error"])
+        versions = re.findall(r"On rank 1 ddpfix is '([\w.]+)', on rank 0 it is '([\w.]+)'", one["error"])
         host_of = {record["rank"]: record["host"] for record in job.of(2)}
         version_of = {"node-a": __version__, "node-b": "0.0.9"}
         assert versions == [(version_of[host_of[1]], version_of[host_of[0]])]

@@ -237,7 +237,7 @@ def test_ranks_that_differ_are_named_with_the_difference() -> None:
     done = ranks(["plain_wavlm"], {**ON, "TEST_RANK_1": "DDPFIX_LAYERDROP=off"})
     assert done.code == 0, "the worker writes the error down, nothing hangs"
     for one in done.records("plain_wavlm"):
-        assert "Rank 1: DDPFIX_LAYERDROP is 'off' there and 'sync' on rank 0. " in one["error"]
+        assert "On rank 1 DDPFIX_LAYERDROP is 'off', on rank 0 it is 'sync'. " in one["error"]
         assert "transformers.layerdrop" not in one["error"], "what follows from it is told as well"
 
 

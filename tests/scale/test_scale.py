@@ -82,7 +82,7 @@ def test_a_rank_without_ddpfix_and_one_that_differs_are_named_among_many() -> No
     # Once each for 64 ranks, and for those of the 64 in which one lacks.
     assert part.first.messages <= 2 * 64 + 24 and part.others.messages <= 12, part
     part = measured(128, "agree", differs=100)
-    assert all("Rank 100: LayerDrop is 'off' there" in str(answer) for answer in part.answers)
+    assert all("On rank 100 LayerDrop is 'off'" in str(answer) for answer in part.answers)
 
 
 @LONG

@@ -25,7 +25,7 @@ CONTRIBUTING = README.parent / "CONTRIBUTING.md"
 DOCS = README.parent / "docs"
 # What a generated part begins with, and what its code may use.
 MARK = "[[[cog"
-PROLOGUE = "from tests.support import messages, readme, rooms"
+PROLOGUE = "from tests.support import readme, rooms"
 
 
 def pages() -> Dict[str, List[Patch]]:

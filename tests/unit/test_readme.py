@@ -45,8 +45,7 @@ def test_every_page_has_its_generated_part() -> None:
     """A page without it would be up to date for ever."""
     texts = {named(page): page.read_text(encoding="utf-8") for page in readme.generated()}
     calls = {"README.md": "toolkits()", "CONTRIBUTING.md": "durations()", "docs/README.md": "toolkit_pages()"}
-    calls["docs/usage.md"], calls["docs/messages.md"] = "values()", "messages.page()"
-    calls["docs/versions.md"], calls["docs/trace.md"] = "versions()", "columns()"
+    calls["docs/usage.md"], calls["docs/versions.md"], calls["docs/trace.md"] = "values()", "versions()", "columns()"
     calls["docs/unused-parameters.md"], calls["docs/dev/architecture.md"] = "transitions()", "rooms.picture()"
     calls["docs/dev/faults.md"], calls["docs/dev/upstream.md"] = "faults()", "upstream()"
     toolkits = [name for name in readme.pages() if (readme.DOCS / f"{name}.md").exists()]

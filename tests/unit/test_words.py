@@ -40,7 +40,7 @@ def found(text: str) -> List[str]:
 
 
 def test_pages_and_messages_say_it_in_the_words_of_the_field() -> None:
-    """docs/messages.md is one of the pages, and so are the texts of the matrix (docs/versions.md)."""
+    """Among the pages is docs/versions.md, which has the texts of the matrix."""
     for page in PAGES:
         assert found(page.read_text(encoding="utf-8")) == [], page.name
 

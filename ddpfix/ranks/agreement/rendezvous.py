@@ -85,9 +85,9 @@ def _met(hold: Callable[[], int]) -> int:
         # Nobody can tell whether the others still reach the store: a rank that went on alone might train otherwise.
         reason = str(error).split("\n", 1)[0]
         raise StoreFailedError(
-            f"the process group's store does not answer ({reason}), and ranks cannot agree on what ddpfix does for this"
-            " model. The process that keeps the store has ended, or cannot be reached: torch elastic's agent, or rank"
-            " 0. With DDPFIX=0 on every rank torch does not ask it here."
+            f"the process group's store does not answer ({reason}), so ranks cannot agree on this model. Its host"
+            " (torchrun's agent, or rank 0) has exited or is unreachable. Plain torch needs no store here: DDPFIX=0 on"
+            " every rank turns ddpfix off."
         ) from error
 
 
@@ -155,11 +155,11 @@ class _Rendezvous:
         names = [name for name, fact in self.facts.items() if theirs.get(name, fact) != fact]
         if not names:
             return None
-        parts = (f"{n} is {self.facts[n]!r} there and {theirs[n]!r} on rank {self.ranks[0]}" for n in _causes(names))
+        parts = (f"{n} is {self.facts[n]!r}, on rank {self.ranks[0]} it is {theirs[n]!r}" for n in _causes(names))
         return (
-            f"ddpfix does not do the same on all ranks. Rank {self.rank}: {'; '.join(parts)}."
+            f"ddpfix differs between ranks. On rank {self.rank} {'; '.join(parts)}."
             f"{self._places([self.rank, self.ranks[0]])} "
-            "Give every rank the same environment, or switch ddpfix off everywhere with DDPFIX=0."
+            "Give every rank the same environment, or set DDPFIX=0 on all of them."
         )
 
     def _conclude(self, verdict: str) -> None:
@@ -182,7 +182,7 @@ class _Rendezvous:
         if not arrived and is_first:
             self._conclude(self.end_message or self._absent(self._anybody_missing()))
         elif not arrived:
-            message = f"rank {self.ranks[0]} gave no word within the time limit; see its own message"
+            message = f"rank {self.ranks[0]} did not answer within the time limit; see its own message"
             raise AgreementError(self.end_message or message)
         return bytes(self.keys.get(_VERDICT)).decode()
 
@@ -202,8 +202,7 @@ class _Rendezvous:
         return (
             f"ddpfix is active on rank {self.rank} but not on rank {shown} (waited {self.limit:g} s, DDPFIX_TIMEOUT)."
             f"{self._places(ranks[:8])} "
-            "Ranks that patch differently do not train the same model: install ddpfix there and set DDPFIX=1 on every "
-            "rank, or DDPFIX=0 on all."
+            "They would train different models. Install ddpfix and set DDPFIX=1 on every rank, or set DDPFIX=0 on all."
         )
 
     def _places(self, ranks: List[int]) -> str:
@@ -225,7 +224,7 @@ class _Rendezvous:
                 return True
             return waited > _LONG and self._has_ended(awaited)
 
-        line = "still waiting for the other ranks, which have ddpfix but are not here yet"
+        line = "waiting for ranks that have ddpfix but have not wrapped this model yet"
         pauses = stores.pauses(*_PAUSE, len(self.ranks))
         return look_until(lambda: has(self.keys, key), give_up, pauses, limit, line)
 

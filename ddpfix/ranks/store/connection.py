@@ -72,7 +72,7 @@ class Connection:
     def store(self) -> Any:
         """Return the keys, for the length of a call; StoreLostError: the server has ended."""
         if self._is_lost or (self._socket is not None and _is_closed(*self._socket)):
-            raise StoreLostError("the process that kept the process group's store has ended")
+            raise StoreLostError("the process that hosted the process group's store has exited")
         original = self._original()
         return keys(original, self._name) if self._clone is None and original is not None else self._clone
 

@@ -115,8 +115,8 @@ def answer(topic: str, place: int) -> bool:
         if look_until(look, lambda waited: waited > _SOON, _PAUSE):
             return found == [b"yes"]
     raise RuntimeError(
-        "ddpfix: the process group's store does not say whether ranks exchange which parameters they have used, so"
-        " this rank cannot go on like the others. The process that keeps the store has ended, or cannot be reached."
+        "ddpfix: the process group's store does not answer, so this rank cannot tell whether the others exchange their"
+        " unused parameters. The process that hosts the store has exited or is unreachable."
     )
 
 

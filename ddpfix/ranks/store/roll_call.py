@@ -33,8 +33,8 @@ LIMIT = 300.0
 _SUM, _ALL, _READ = "sum", "all", "read"
 
 
-_LATE = "waiting for the other ranks to call backward again as this one does"
-_WHY = "Gradients that only some ranks reduce would be mixed up with those of another step."
+_LATE = "waiting for the other ranks to call backward again, as this one does"
+_WHY = "Going on could average gradients of different steps."
 
 
 class RollCallError(RuntimeError):
@@ -67,8 +67,7 @@ class RollCall:
         limit, pause = self._limit, pauses(*_PAUSE, self._size)
         if not look_until(lambda: own.add(_ALL, 0) >= self._size, lambda waited: waited > limit, pause, 10, _LATE):
             raise RollCallError(
-                f"ddpfix: this rank alone, or not every rank, does this: {word}. {_WHY}"
-                f" (Waited {limit:g} s for the others.)"
+                f"ddpfix: only some ranks have come here ({word}; waited {limit:g} s for the others). {_WHY}"
             )
         same = bool(own.add(_SUM, 0) == number * self._size)
         if own.add(_READ, 1) == self._size:

@@ -75,8 +75,8 @@ def _connects(default: Any, patience: float) -> bool:
         distributed.destroy_process_group(probe)
         return True
     log.warning(
-        f"gloo has not connected these ranks (given up after {System.monotonic() - begun:.0f} s): where it is to take"
-        " another interface than that of the host's name, GLOO_SOCKET_IFNAME says which"
+        f"gloo has not connected these ranks in {System.monotonic() - begun:.0f} s. If it took the wrong network"
+        " interface, set GLOO_SOCKET_IFNAME"
     )
     return False
 

@@ -38,7 +38,7 @@ def policy(site: Site, toolkit: str) -> str:
     wanted: str = site.settings["uneven"]
     taken = site.instead.get(wanted, wanted)
     if taken != wanted and wanted != "auto":
-        log.info(f"{toolkit} has no uneven={wanted}: it does the nearest to it, uneven={taken}")
+        log.info(f"{toolkit} has no uneven={wanted}, so it uses uneven={taken}")
     return taken
 
 
@@ -48,6 +48,6 @@ def line(numbers: Sequence[int], target: int) -> str:
     head = f"ranks have {least} to {most} batches: each trains {target} steps in this epoch"
     if target == least:
         cut = sum(number - target for number in numbers)
-        return f"{head}, and {cut} batches are left out (DDPFIX_UNEVEN=pad reads some again instead)"
+        return f"{head}, {cut} batches are left out (DDPFIX_UNEVEN=pad repeats some instead)"
     again = sum(target - number for number in numbers)
-    return f"{head}, and {again} batches are read again (DDPFIX_UNEVEN=stop ends at the shortest instead)"
+    return f"{head}, {again} batches are read again (DDPFIX_UNEVEN=stop ends at the shortest instead)"

@@ -75,8 +75,8 @@ class Epoch(lookahead.Epoch):
     def ended(self) -> None:
         if self.left and not self.steps:
             raise RuntimeError(
-                f"ddpfix: {self.size - self.ready} of {self.size} ranks have no batch at all: there is less data than"
-                " ranks, or it is not shared out evenly among ranks (and their workers). Use fewer ranks."
+                f"ddpfix: {self.size - self.ready} of {self.size} ranks have no batch at all: there is too little data"
+                " for so many ranks and workers, or its shares are uneven. Use fewer ranks."
             )
         _tell(self.stop, self.steps, self.repeated, self.left)
 
@@ -84,9 +84,9 @@ class Epoch(lookahead.Epoch):
 def _tell(stop: bool, steps: int, repeated: int, left: int) -> None:
     if repeated:
         log.info(
-            f"each rank trained {steps} steps in this epoch; {repeated} batches were read again by ranks whose data"
-            " ended before that of others (DDPFIX_UNEVEN=stop ends at the shortest instead)"
+            f"each rank trained {steps} steps in this epoch; {repeated} batches were read again on ranks with less data"
+            " (DDPFIX_UNEVEN=stop ends at the shortest instead)"
         )
     if left:
-        why = "DDPFIX_UNEVEN=pad reads some again instead" if stop else "the others' loaders can be read once only"
-        log.info(f"each rank trained {steps} steps in this epoch; {left} ranks had more batches, left out ({why})")
+        why = "DDPFIX_UNEVEN=pad repeats some instead" if stop else "the others' loaders can be read once only"
+        log.info(f"each rank trained {steps} steps in this epoch; further batches of {left} ranks are left out ({why})")

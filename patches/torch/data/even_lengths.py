@@ -78,12 +78,12 @@ def batches(
     if not roll_call.all_come(place, process_groups.ranks_of(None), limit):
         meetings.give_up(
             f"not all ranks asked for batch {given + 1} of a {type(loader.dataset).__name__} after the same training"
-            f" step (waited up to {limit:g} s): DDPFIX_UNEVEN does nothing from here on"
+            f" step (waited up to {limit:g} s). DDPFIX_UNEVEN is off from here on"
         )
         return None
     group = async_sum.cpu_group(_TIMEOUT)
     if group is None:
-        meetings.give_up("ranks cannot agree on their numbers of batches: this needs gloo, which is unavailable here")
+        meetings.give_up("DDPFIX_UNEVEN is off: it needs gloo, which is unavailable here")
         return None
     numbers = [row[0] for row in async_sum.gathered([_left(source, loader, given)], group=group)]
     if _UNKNOWN in numbers:
@@ -166,8 +166,8 @@ class Streamed(streams.Epoch):
         if look_until(pending.is_ready, gives_up, _PAUSE):
             return pending.result()
         self._meetings.give_up(
-            f"another rank has left a loop over a loader before step {self.steps + 1} of it, and trains on:"
-            " DDPFIX_UNEVEN does nothing from here on"
+            f"another rank has left the loop over a loader before its step {self.steps + 1}, and trains on."
+            " DDPFIX_UNEVEN is off from here on"
         )
         raise LeftError(self.batch if self.fresh else lookahead.NOTHING)
 

@@ -78,9 +78,8 @@ def _about(file: Optional[str]) -> str:
         return ""
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.st_mtime))
     return (
-        f"init_process_group has not returned: {file}, in which the ranks exchange their addresses, was last written at"
-        f" {written}, before the process that started this rank began. If a killed run has left it, ranks wait for the"
-        " ranks of that run: delete it before each run"
+        f"init_process_group has not returned. The ranks meet in the file {file}, last written at {written}, before"
+        " this job started. If a killed run left it behind, ranks wait for that run: delete it before each start"
     )
 
 
