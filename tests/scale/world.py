@@ -16,6 +16,7 @@ from unittest import mock
 from torch import distributed
 from torch.distributed import distributed_c10d
 
+from ddpfix.ranks.groups import internals
 from tests.scale.counted import Count, Counted
 from tests.scale.server import Server, raise_limit
 
@@ -72,7 +73,8 @@ class World:
             for name, tell in told.items():
                 stack.enter_context(mock.patch.object(distributed, name, tell))
             stack.enter_context(mock.patch.object(distributed_c10d, "_get_default_store", self._store))
-            # As where torch has made the store.
+            # As where torch has made the group, and its store.
+            stack.enter_context(mock.patch.object(internals, "is_torchs", lambda _: True))
             stack.enter_context(mock.patch.object(distributed_c10d, "_default_pg_init_method", "env://"))
             yield
 
