@@ -20,4 +20,5 @@ def test_the_ledger_counts_what_is_there() -> None:
     found = dict(ledger.rows())
     parts = [number for name, number in found.items() if name.split("/")[0] in ledger.PRODUCT]
     assert sum(parts) == found["lines of ddpfix and patches"]
-    assert found["patches, by id"] > 50 and found["settings"] > 10 and found["words of docs written by hand"] > 10_000
+    assert found["patches, by id"] > 50 and found["settings"] > 10
+    assert 10_000 < found["words of docs written by hand"] <= 35_000, "longer pages are not read"
