@@ -53,6 +53,7 @@ def test_a_rank_that_a_signal_has_ended_is_called_by_it(tmp_path: Path) -> None:
     found = job(tmp_path, "ragged", "--monitor_interval", "6", DDPFIX="1")
     if "exitcode  : -6" not in found.summary:
         pytest.skip("this gloo raises an error where sizes differ")
+    assert "Signal 6 (SIGABRT)" in found.summary and "terminate called after throwing" in "".join(found.ranks), found
     words = [line for lines in said(found, "ended without a word") for line in lines]
     assert len(words) == 1 and "It was ended by SIGABRT, as by gloo" in words[0], found
     assert re.search(r"Rank \d failed in (all_gather|barrier)", words[0]), found
