@@ -60,6 +60,11 @@ def peak_memory(device: Any) -> Optional[int]:
     return _number("max_memory_allocated", device)
 
 
+def used_memory(device: Any) -> Optional[int]:
+    """Return the bytes that torch's allocator has given out on a device now."""
+    return _number("memory_allocated", device)
+
+
 def reserved_memory(device: Any) -> Optional[int]:
     """Return the bytes that torch's allocator holds on a device."""
     return _number("memory_reserved", device)

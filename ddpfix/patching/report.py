@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 from ddpfix.state import State
 
@@ -58,6 +58,9 @@ class Report:
 
     def json(self, indent: Optional[int] = 2) -> str:
         return json.dumps(asdict(self), indent=indent)
+
+    def __iter__(self) -> Iterator[PatchReport]:
+        return iter(self.patches)
 
     def count(self, state: str) -> int:
         return sum(1 for patch in self.patches if patch.state == state)

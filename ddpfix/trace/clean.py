@@ -46,6 +46,12 @@ def indices(value: Any) -> Optional[List[int]]:
     return [each for each in value if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 2**20]
 
 
+def shape(value: Any) -> Optional[List[int]]:
+    """Return the shape of a tensor, or None where there is none."""
+    known = isinstance(value, list) and all(whole(each) is not None for each in value)
+    return value if known else None
+
+
 def text(value: Any) -> str:
     """Return a string that can be printed on one page; empty for None."""
     found = "" if value is None else value if isinstance(value, str) else str(value)

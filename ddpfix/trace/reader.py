@@ -24,6 +24,7 @@ class Run:
         rank: from the name of the file.
         header: the ``run`` line, with ``patches`` from a later line if there is one.
         models: ``model`` lines, by the order in which the models were wrapped.
+        begins: ``begin`` lines: steps under way, with the shape of their batch.
         stalls: ``at`` lines: where the rank was when it had been at one place for some seconds.
         end: the ``end`` line; None if the process was killed, or still runs.
         steps: the columns of :data:`~ddpfix.trace.schema.COLUMNS`, of equal length; None where a value is missing.
@@ -33,6 +34,7 @@ class Run:
     file: Path
     header: Row = field(default_factory=dict)
     models: List[Row] = field(default_factory=list)
+    begins: List[Row] = field(default_factory=list)
     events: List[Row] = field(default_factory=list)
     settings: List[Row] = field(default_factory=list)
     stalls: List[Row] = field(default_factory=list)
@@ -127,6 +129,7 @@ def _add(run: Run, row: Row) -> None:
     kind = row.pop("kind")
     lists = {
         schema.MODEL: run.models,
+        schema.BEGIN: run.begins,
         schema.EVENT: run.events,
         schema.SETTING: run.settings,
         schema.AT: run.stalls,

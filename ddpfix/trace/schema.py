@@ -8,9 +8,10 @@ from typing import NamedTuple, Optional, Tuple
 
 VERSION = 1
 # The kinds of lines in the .jsonl of a rank.
-RUN, MODEL, STEP, EVENT, SETTING, PATCHES, AT, END = (
+RUN, MODEL, BEGIN, STEP, EVENT, SETTING, PATCHES, AT, END = (
     "run",
     "model",
+    "begin",
     "step",
     "event",
     "setting",
@@ -53,8 +54,10 @@ COLUMNS: Tuple[Column, ...] = (
     Column("unused", "ints", "", "parameters without a gradient, as indices into the model's `parameters`"),
     Column("sent", "int", "bytes", "gradients that were communicated"),
     Column("peak", "int", "bytes", "most memory so far: allocated on the GPU, else resident of the process"),
+    Column("used", "int", "bytes", "memory at the end of the step: as `peak`, but without files and shared memory"),
     Column("reserved", "int", "bytes", "memory that torch holds on the GPU"),
     Column("shape", "ints", "", "shape of the largest input tensor of the step"),
+    Column("samples", "int", "", "samples of the batches, where the DataLoader has torch's own samplers"),
     Column("padding", "float", "0..1", "part of the attention mask that is padding"),
     Column("loss", "float", "", "what `backward()` was called on, summed over the micro-batches"),
     Column("norm", "float", "", "the norm that `clip_grad_norm_` returned"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import threading
 import time
@@ -34,7 +35,11 @@ _MOST = 50000
 # Bytes that step rows leave for other lines.
 _RESERVE = 2**16
 # Lines that may come again and again; together they get an eighth of the bound.
-_MANY = (schema.EVENT, schema.AT, schema.SETTING)
+_MANY = (schema.BEGIN, schema.EVENT, schema.AT, schema.SETTING)
+# The step of a batch that is so many times larger than all before has a line at once: at most some hundred in a run.
+_LARGER = 1.1
+# Seconds that the program waits for such a line, at most.
+_MOMENT = 0.05
 VARIABLE = "DDPFIX_TRACE"
 
 
@@ -66,9 +71,12 @@ class Writer:
         self._written = self._many = 0
         self._every = 1
         self._stalled: Tuple[int, str] = (0, "")
+        # The step under way, until a line has it: its number, the shape of its batch, and when it began.
+        self._begun: Optional[Tuple[int, Any, float]] = None
+        self._largest, self._told, self._telling = 0.0, 0, threading.Lock()
         # Held by whoever writes; a forked child does not write, so that it never waits for it.
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._stop, self._asked, self._answered = threading.Event(), threading.Event(), threading.Event()
         self._thread: Optional[Background] = None
         self.on = False
 
@@ -93,10 +101,42 @@ class Writer:
 
     def row(self, row: Row) -> None:
         """Add a step row; a value that is not there yet is a function, until the thread that trains replaces it."""
+        with self._telling:
+            self._begun = None
+        if self._told == row["step"] and self.on:
+            # The row may come later: without this line, a kill in a later step would look like one in this step.
+            self.line(schema.BEGIN, time=row["time"], step=row["step"] + 1)
+            self._write_now()
         if row["step"] % self._every == 0:
             if self._every > 1:
                 row["every"] = self._every
             self._rows.append(row)
+
+    def begins(self, step: int, shape: Any) -> None:
+        """Note the step under way, in which the process may be killed.
+
+        A line has it if it takes longer than two seconds, and at once if its batch is larger than all before: in such
+        a step memory runs out, and there are few of them.
+        """
+        self._begun = step, shape, time.time()
+        size = math.prod(shape)
+        if size > self._largest * _LARGER and self.on:
+            self._largest = size
+            self._tell_begun()
+            self._write_now()
+
+    def _tell_begun(self) -> None:
+        with self._telling:
+            begun, self._begun = self._begun, None
+            if begun is not None:
+                self._told = begun[0]
+                self.line(schema.BEGIN, time=begun[2], step=begun[0], shape=begun[1])
+
+    def _write_now(self) -> None:
+        """Have the thread write the lines, so that a disk that does not answer holds up nothing."""
+        self._answered.clear()
+        self._asked.set()
+        self._answered.wait(_MOMENT)
 
     def flush(self, patient: bool = False) -> None:
         """Write everything now, without the values that have not come; if ``patient``, only what is complete."""
@@ -123,6 +163,7 @@ class Writer:
     def close(self, how: Optional[str]) -> None:
         """Write the rest and the end, and close the file."""
         self._stop.set()
+        self._asked.set()
         if self._thread is not None:
             self._thread.join(5.0)
         if how is not None:
@@ -139,12 +180,23 @@ class Writer:
         self._close_file()
 
     def _run(self) -> None:
-        while not self._stop.wait(TICK) and self.on:
-            self._look()
-            self.flush(patient=True)
+        while self.on:
+            is_asked = self._asked.wait(TICK)
+            if self._stop.is_set():
+                return
+            if is_asked:
+                self._asked.clear()
+                self.urgent()
+                self._answered.set()
+            else:
+                self._look()
+                self.flush(patient=True)
 
     def _look(self) -> None:
         """Say where the program is, if it has been there for some seconds."""
+        begun = self._begun
+        if begun is not None and time.time() - begun[2] >= STALL:
+            self._tell_begun()
         step, place, since = self._place()
         if time.perf_counter() - since >= STALL and (step, place) != self._stalled:
             self._stalled = step, place

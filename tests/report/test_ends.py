@@ -12,7 +12,8 @@ from typing import Any, Dict, List, Optional
 import pytest
 
 from ddpfix.cli.report import findings, page, summary
-from ddpfix.cli.report.words import BAD, Finding
+from ddpfix.cli.report.words import BAD, GOOD, Finding
+from ddpfix.ranks.hang import monitor
 from tests.support import ranks, traces
 from tests.support.pages import Page
 
@@ -55,7 +56,7 @@ def test_a_failure_has_names_cause_and_fix(tmp_path: Path) -> None:
     (found,) = run(tmp_path / "run", said, {0: f"failed: {ERROR}", 1: f"failed: {ERROR}"})
     assert found.level == BAD
     assert found.text == (
-        "Ranks 0-1 failed in step 8: 2 parameters got no gradient on rank 0 in step 7, the same on all ranks:"
+        "Ranks 0 and 1 failed in step 8: 2 parameters got no gradient on rank 0 in step 7, the same on all ranks:"
         " rare (all 2 parameters)"
     )
     assert found.lines == [
@@ -72,16 +73,16 @@ def test_a_failure_has_names_cause_and_fix(tmp_path: Path) -> None:
 
 def test_an_error_that_the_program_catches_is_explained_too(tmp_path: Path) -> None:
     (found,) = run(tmp_path / "run", {0: [event("diagnosis", DIAGNOSIS.format(rank=0), 1.7e9)]}, {})
-    assert found.text.startswith("An error of rank 0: 2 parameters got no gradient") and len(found.lines) == 2
+    assert found.text.startswith("Error on rank 0: 2 parameters got no gradient") and len(found.lines) == 2
 
 
 def test_a_rank_that_was_killed_comes_before_what_follows_from_it(tmp_path: Path) -> None:
     said = "rank 1 ended without a word, last seen in step 7: process 7 on x has exited. It was ended by SIGKILL"
     lines = [event("error", said, 1.7e9), event("error", "this rank ends because rank 1 ended (above)", 1.7e9)]
     first, second = run(tmp_path / "run", {0: lines, 2: lines}, {0: None, 1: None, 2: None}, size=3)
-    assert first.level == BAD and first.text == f"{said[0].upper()}{said[1:]} (reported by ranks 0, 2)."
+    assert first.level == BAD and first.text == f"{said[0].upper()}{said[1:]} (reported by ranks 0 and 2)."
     assert "memory" in first.lines[0]
-    assert second.level != BAD and second.text.startswith("Ranks 0, 2 left no last line")
+    assert second.level != BAD and second.text.startswith("Ranks 0 and 2 have no exit record")
 
 
 def test_ranks_that_end_because_of_another_one_are_no_cause(tmp_path: Path) -> None:
@@ -92,25 +93,54 @@ def test_ranks_that_end_because_of_another_one_are_no_cause(tmp_path: Path) -> N
     }
     cause, others = run(tmp_path / "run", {}, dict(ends), size=3)
     assert (cause.level, cause.text) == (BAD, "Rank 1 failed: KeyError: 'text' (data.py:7)")
-    assert others.level != BAD and others.text == "Ranks 0, 2 ended because of it."
+    assert others.level != BAD and others.text == "Ranks 0 and 2 failed as a consequence."
 
 
-def test_ranks_that_waited_are_found(tmp_path: Path) -> None:
-    said = "ranks wait: rank 1 is in all_reduce, rank 0 in barrier. The job goes on waiting"
-    found = run(tmp_path / "run", {0: [event("error", said, 1.7e9)]}, {0: None, 1: None})
-    assert [each.text for each in found] == [
-        f"{said[0].upper()}{said[1:]}",
-        "The trace of ranks 0-1 has no last line: killed, or still running when this page was made.",
-    ]
+HANG = "ranks wait: rank 1 is in all_reduce, rank 0 in barrier. The job goes on waiting"
+KILLED = "rank 1 ended without a word, last seen in step 7: process 7 on x has exited. It was ended by SIGKILL"
+
+
+def test_ranks_that_waited_are_found_and_whoever_ended_them_is_no_cause(tmp_path: Path) -> None:
+    """A job that hangs is ended by a person or a scheduler: nobody is told to look for missing memory."""
+    after = [event("error", HANG, 1.7e9 + 60), event("error", KILLED, 1.7e9 + 90)]
+    for lines in (after[:1], after):
+        found = run(tmp_path / str(len(lines)), {0: lines}, {0: None, 1: None})
+        assert [(each.text, each.lines) for each in found] == [(f"R{HANG[1:]}", ())]
+    assert HANG[:12] in Path(monitor.__file__).read_text()
+
+
+def test_a_job_that_went_on_after_a_hang_was_killed_all_the_same(tmp_path: Path) -> None:
+    found = run(tmp_path / "run", {0: [event("error", HANG, 1.7e9), event("error", KILLED, 1.7e9 + 90)]}, {1: None})
+    assert [each.text[:27] for each in found] == ["Rank 1 ended without a word", "Ranks wait: rank 1 is in al"]
+    assert "memory" in found[0].lines[0]
 
 
 def test_a_process_that_has_exited_without_an_end_was_killed(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     (found,) = run(tmp_path / "run", {}, {0: None}, size=1, pid=child.pid, host=socket.gethostname())
-    assert found.text == "Rank 0 left no last line, and the process has exited: it was killed."
+    assert found.text == "Rank 0 was killed after step 7 (no exit record)." and "memory" in found.lines[0]
     (found,) = run(tmp_path / "there", {}, {0: None}, size=1, pid=child.pid, host="elsewhere")
-    assert found.text.endswith("killed, or still running when this page was made.")
+    assert found.text.startswith("Rank 0 has no exit record: killed or still running after step 7")
+
+
+def test_a_killed_run_names_the_step_under_way_and_is_not_ok(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    begun: List[Dict[str, Any]] = [
+        {"kind": "begin", "time": 1.7e9, "step": step, "shape": [64, 1_600_000]} for step in (3, 8)
+    ]
+    here: Dict[str, Any] = {"pid": child.pid, "host": socket.gethostname()}
+    (found,) = run(tmp_path / "run", {1: begun}, {0: None, 1: None}, **here)
+    assert found.text == ("Ranks 0 and 1 were killed in step 8 with a batch of 64 \u00d7 1600000 (no exit record).")
+    everything = findings.findings(summary.load(tmp_path / "run"))
+    (memory,) = [each for each in everything if each.subject == "memory"]
+    assert memory.level != GOOD and memory.text.endswith("The trace has no row of a later step.")
+    # A step that has a row as well, or a line at its end, is not the one.
+    ended = [*begun, {"kind": "begin", "time": 1.7e9, "step": 9}]
+    for lines, step in ((begun[:1], 7), (ended, 8)):
+        (found,) = run(tmp_path / str(step), {1: lines}, {1: None}, **here)
+        assert found.text == f"Rank 1 was killed after step {step} (no exit record)."
 
 
 def trained(folder: Path, how: str) -> List[Finding]:
@@ -143,9 +173,13 @@ def test_the_batch_behind_the_largest_rise_of_memory_is_named() -> None:
     def record(step: int, mib: int, *shape: int) -> Dict[str, Any]:
         return {"bytes": mib << 20, "step": step, "rank": 1, "shape": list(shape), "padding": None}
 
-    memory = {"of": "cpu", "records": [record(1, 500, 8, 300), record(9, 617, 8, 9000), record(40, 619, 8, 310)]}
+    memory = {
+        "of": "cpu",
+        "growth": None,
+        "records": [record(1, 500, 8, 300), record(9, 617, 8, 9000), record(40, 619, 8, 310)],
+    }
     (found,) = findings._memory({"memory": memory})
     assert found.text == (
-        "Resident memory of the process rose from 500.0 MiB in step 1 to 619.0 MiB by step 40, 117.0 MiB of it in"
-        " step 9 of rank 1 (largest batch 8 × 9000)."
+        "Process memory rose from 500.0 MiB in step 1 to 619.0 MiB in step 40. Largest rise: 117.0 MiB in step 9 on"
+        " rank 1 (largest batch 8 × 9000)."
     )

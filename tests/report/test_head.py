@@ -44,12 +44,12 @@ def test_the_head_has_what_ran_when_and_how_fast(tmp_path: Path) -> None:
         "Started": ["2023-11-14 22:13 UTC"],
         "Duration": ["30.0 s"],
         "Steps": ["60"],
-        "Speed": ["2 steps a second"],
+        "Speed": ["2 steps/s"],
         "Ranks": ["2 on 1 host"],
         "Versions": ["torch 2.13.0, transformers 5.23.0, Python 3.11.2"],
     }
     assert text_of(found, "did") == (
-        "ddpfix 0.1.0 had 1 fix ready and reported: all ranks skip the same layers of WavLM."
+        "ddpfix 0.1.0 had 1 fix ready and logged: all ranks skip the same layers of WavLM."
     )
     # The whole command is further below.
     assert any("/home/me/exp/train.py" in cell.text for cell in found.named("td"))
@@ -62,7 +62,7 @@ def test_what_two_runs_have_in_common_stands_in_the_head_once(tmp_path: Path) ->
     folders = [traces.write(tmp_path / "one", 2, 20), traces.write(tmp_path / "two", 2, 20, change=twice)]
     found = facts(Page(written(*folders)))
     assert len(found["Versions"]) == len(found["Steps"]) == 1
-    assert found["Speed"] == ["2 steps a second", "1 step a second"]
+    assert found["Speed"] == ["2 steps/s", "1 step/s"]
 
 
 @pytest.mark.parametrize("value", [None, -1, 0, 1e20, "soon", float("nan")])
@@ -96,7 +96,7 @@ def test_figures_of_a_single_step_become_a_sentence(tmp_path: Path) -> None:
 
     found = Page(written(traces.write(tmp_path / "run", 2, 1, change=skip)))
     assert text_of(found, "absent") == (
-        "Without a figure: Memory (a single step); Loss (a single step); Unused parameters (a single step)."
+        "Not shown: memory (only one step); loss and gradient norm (only one step); unused parameters (only one step)."
     )
     assert not [e for e in found.elements if e.attributes.get("id") in ("memory", "loss", "unused", "own-0")]
     assert not any(e.attributes["href"] == "#loss" for e in found.named("a"))
@@ -104,8 +104,8 @@ def test_figures_of_a_single_step_become_a_sentence(tmp_path: Path) -> None:
 
 def test_layers_that_never_are_skipped_have_no_figure(tmp_path: Path) -> None:
     found = Page(written(traces.write(tmp_path / "run", 2, 20, change=lambda rank, step, row: row.update(skipped=[]))))
-    assert "No rank skipped a layer in 20 steps." in found.named("main")[0].text
-    assert "Skipped layers (no layer was skipped)" in text_of(found, "absent")
+    assert "No layer was skipped in 20 steps." in found.named("main")[0].text
+    assert "skipped layers (no layer was skipped)" in text_of(found, "absent")
 
 
 def colours() -> Dict[str, Dict[str, str]]:

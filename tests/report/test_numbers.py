@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from ddpfix.cli.report import compare, findings, summary
+from ddpfix.cli.report import compare, figures, findings, summary
 from ddpfix.cli.report.grids import Grid, Mean, Series, Timeline
 from tests.support import traces
 from tests.support.traces import GIB, Row
@@ -48,17 +48,45 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return summary.load(folder), read(folder)
 
 
-def test_means_of_each_rank(run: Any) -> None:
+def parts_of(row: Row) -> Dict[str, float]:
+    found: Dict[str, float] = {
+        name: row[name] for name in ("data", "forward", "optimizer", "total", "wait") if name in row
+    }
+    if "wait" in row:
+        found["own"], found["backward"] = row["total"] - row["wait"], row["backward"] - row["wait"]
+        listed = sum(found[name] for name in ("data", "forward", "backward", "wait", "optimizer"))
+        found["other"] = max(0.0, row["total"] - listed)
+    return found
+
+
+def test_medians_of_each_rank_and_means_of_the_run(run: Any) -> None:
     data, rows = run
     assert len(data["time"]["per_rank"]) == len(rows)
+    means: Dict[str, List[float]] = {}
     for each in data["time"]["per_rank"]:
         # All but the first step, which has what is done once.
-        mine = rows[each["rank"]][1:]
-        for part in ("data", "forward", "optimizer", "total", "wait"):
+        mine = list(map(parts_of, rows[each["rank"]][1:]))
+        for part in ("data", "forward", "optimizer", "total", "wait", "own"):
             values = [row[part] for row in mine if part in row]
-            assert each[part] == pytest.approx(sum(values) / len(values))
-        own = [row["total"] - row["wait"] for row in mine if "wait" in row]
-        assert each["own"] == pytest.approx(sum(own) / len(own))
+            assert each[part] == pytest.approx(median(values))
+            means.setdefault(part, []).append(sum(values) / len(values))
+        if all("own" in row for row in mine):
+            assert each["backward"] == pytest.approx(median(row["backward"] for row in mine), abs=1e-9)
+            assert each["other"] == pytest.approx(median(row["other"] for row in mine), abs=1e-9)
+    for part, values in means.items():
+        assert data["time"]["mean"][part] == pytest.approx(sum(values) / len(values))
+
+
+def test_the_verdict_and_the_bars_use_the_same_statistic(run: Any) -> None:
+    data, _ = run
+    found = data["time"]["straggler"]
+    mine = next(each for each in data["time"]["per_rank"] if each["rank"] == found["rank"])
+    assert found["own"] == mine["own"] == max(each["own"] for each in data["time"]["per_rank"])
+    assert found["part_seconds"] == mine[found["part"]]
+    figure = next(each for each in figures.make([data])[0] if each.name == "time")
+    if len(data["time"]["per_rank"]) <= 48:
+        bars = {trace["name"]: trace["x"] for trace in figure.spec["data"]}
+        assert bars["data"] == pytest.approx([each["data"] for each in data["time"]["per_rank"]], rel=1e-4)
 
 
 def test_the_straggler_and_how_often_it_was_slowest(run: Any) -> None:
@@ -174,7 +202,8 @@ def test_a_row_that_stands_for_several_steps_counts_as_many(tmp_path: Path) -> N
 
     data = summary.load(traces.write(tmp_path / "thin", 1, 6, change=thin))
     # Three steps of 0.08 s and sixteen of one second.
-    assert data["time"]["per_rank"][0]["forward"] == pytest.approx((3 * 0.08 + 16) / 19)
+    assert data["time"]["mean"]["forward"] == pytest.approx((3 * 0.08 + 16) / 19)
+    assert data["time"]["per_rank"][0]["forward"] == 1.0
     assert data["one_row_stands_for"] == 8
 
 
@@ -202,21 +231,22 @@ def sentences(folder: Path) -> str:
 
 def test_findings_name_the_straggler_the_layers_and_the_batch(tmp_path: Path) -> None:
     found = sentences(traces.write(tmp_path / "bad", 4, 60, own_layers=True))
-    assert "Rank 3 is the straggler: it needs 500 ms a step, the others 300 ms" in found
-    assert "wait 40 % of their time. It was the slowest in 59 of 59 steps." in found
-    assert "Most of the difference is loading data: 220 ms a step against 20.0 ms." in found
+    assert "Rank 3 is a straggler: 500 ms a step, other ranks 300 ms (medians, waits excluded)" in found
+    assert "; they wait 40 % of their time. It was the slowest in 59 of 59 steps." in found
+    assert "Most of the difference is data loading: 220 ms a step, other ranks 20.0 ms." in found
     assert "Ranks skipped different layers in 5" in found
-    assert "from 17.0 GiB in step 1 to 54.0 GiB in step 30 of rank 1 (largest batch 4 \u00d7 2900 \u00d7 80" in found
-    assert "All 4 ranks ended in order, after 60 steps." in found
+    assert "GPU memory rose from 17.0 GiB in step 1 to 54.0 GiB in step 30. Largest rise: 37.0 GiB in step 30" in found
+    assert "on rank 1 (largest batch 4 \u00d7 2900 \u00d7 80, 25 % padding)." in found
+    assert "All 4 ranks finished after 60 steps." in found
 
 
 def test_findings_of_a_run_in_step(tmp_path: Path) -> None:
     found = sentences(traces.write(tmp_path / "good", 3, 20))
-    assert "All ranks skipped the same layers in each of 20 steps" in found
-    assert "No straggler: the slowest rank" in found and "stayed flat: 17.0 GiB" in found
+    assert "All ranks skipped the same layers in all 20 steps" in found
+    assert "No straggler. Slowest: rank" in found and "stayed flat: at most 17.0 GiB" in found
 
 
-@pytest.mark.parametrize(("slow", "said"), [(0, "No straggler: the slowest rank"), (0.05, "Rank 2 is the straggler")])
+@pytest.mark.parametrize(("slow", "said"), [(0, "No straggler."), (0.05, "Rank 2 is a straggler")])
 def test_chance_makes_no_straggler(tmp_path: Path, slow: float, said: str) -> None:
     """Steps of all lengths, in which each rank is the slowest by turns; one rank has a single long one."""
 
@@ -240,14 +270,11 @@ def test_two_long_clips_on_another_rank_do_not_move_the_straggler(tmp_path: Path
         row["total"] = 0.1 + row["data"] + (4.0 if rank == 0 and step in (31, 57) else 0.0)
 
     folder = traces.write(tmp_path / "run", 2, 80, change=vary)
-    means = {each["rank"]: each["own"] for each in summary.load(folder)["time"]["per_rank"]}
-    assert means[0] > means[1]
+    rows = read(folder)
+    assert sum(row["total"] for row in rows[0]) > sum(row["total"] for row in rows[1])
     found = sentences(folder)
-    assert "Rank 1 is the straggler: it needs 120 ms a step, the others 100 ms (medians, without waiting)" in found
-    assert (
-        "2 steps took a rank more than four times as long as its others (a long batch, an evaluation, a save)" in found
-    )
-    assert "the longest is step 57 of rank 0 with 4.10 s, against 100 ms in its usual step." in found
+    assert "Rank 1 is a straggler: 120 ms a step, other ranks 100 ms (medians, waits excluded)" in found
+    assert "2 slow steps (over 4x the median). Slowest: step 57 on rank 0, 4.10 s (median 100 ms)." in found
 
 
 def test_a_few_steps_tell_nothing_about_who_is_slow(tmp_path: Path) -> None:
@@ -266,7 +293,7 @@ def test_only_rows_that_tell_are_told_of(tmp_path: Path) -> None:
             del row["unused"]
 
     found = sentences(traces.write(tmp_path / "run", 2, 40, change=some_tell))
-    assert "Every parameter had a gradient in the 40 of 80 rows that tell." in found
+    assert "Every parameter had a gradient in the 40 of 80 rows that record it." in found
     found = sentences(traces.write(tmp_path / "all", 2, 40, change=lambda rank, step, row: row.update(unused=[])))
     assert "Every parameter had a gradient in every step." in found
 
@@ -281,8 +308,8 @@ def test_findings_tell_how_ranks_ended(tmp_path: Path) -> None:
         file.write_text("\n".join([*kept, *last]) + ("\n" if how else ""))
     found = sentences(folder)
     assert "Rank 1 failed: ValueError: bad batch" in found
-    assert "Rank 3 left no last line" in found
-    assert "There is no trace of rank 2, of 4 ranks." in found
+    assert "Rank 3 has no exit record" in found
+    assert "No trace from rank 2 (4 ranks in all)." in found
 
 
 def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
@@ -291,7 +318,7 @@ def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
             row["loss"] = float("nan")
 
     found = sentences(traces.write(tmp_path / "lost", 2, 9, change=lose))
-    assert "The loss was not a finite number 2 times, first in step 4 on rank 1." in found
+    assert "The loss was NaN or infinite in 2 rows, first in step 4 on rank 1." in found
 
 
 def test_two_runs_are_compared_by_ratios(tmp_path: Path) -> None:

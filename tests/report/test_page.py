@@ -124,6 +124,73 @@ def test_figures_are_what_plotly_reads(folders: List[Path]) -> None:
             objects.Figure(data=plain["data"], layout=plain["layout"])
 
 
+def classes(element: Element) -> List[str]:
+    return (element.attributes.get("class") or "").split()
+
+
+def test_a_legend_stands_above_the_numbers_and_a_diamond_is_one(source: str) -> None:
+    found = Page(source)
+    order = [kind for e in found.elements for kind in ("legend", "scale", "plot") if kind in classes(e)]
+    assert order.count("legend") + order.count("scale") >= 5
+    # Every legend comes before the figures that it is for.
+    assert all(later == "plot" for before, later in zip(order, order[1:]) if before != "plot")
+    (diamond,) = {e.parent.text for e in found.elements if "diamond" in classes(e) and e.parent}
+    assert diamond == "new peak"
+    (peaks, *_) = [t for s in specs(found) if s["id"].startswith("memory") for t in s["data"] if t["mode"] == "markers"]
+    assert peaks["marker"]["symbol"] == "diamond"
+
+
+def test_red_means_that_ranks_hold_up_each_other(source: str) -> None:
+    """Not waiting, which is what the other ranks do, and not a peak of the memory."""
+    red = {spec["id"].rpartition("-")[0] for spec in specs(Page(source)) if "var(--alone)" in json.dumps(spec)}
+    assert red == {"layers", "own"} or red == {"layers", "layer-ranks", "own"}
+    assert len(set(re.findall(r"--(?:alone|wait|ink): (#\w+)", source))) == 6
+
+
+def test_a_finding_stands_on_the_page_once(source: str) -> None:
+    found = Page(source)
+    listed = [e for e in found.named("li") if classes(e) and classes(e)[0] in ("attention", "plain", "good")]
+    whole = found.named("main")[0].text
+    for each in listed:
+        text = each.text.partition(": ")[2][:60]
+        assert whole.count(text) == sum(text in other.text for other in listed)
+
+
+def test_numbers_stand_to_the_right_and_every_cell_has_its_heading(source: str) -> None:
+    found = Page(source)
+    rows: Dict[int, List[Element]] = {}
+    for each in found.elements:
+        if each.name in ("th", "td"):
+            rows.setdefault(id(each.parent), []).append(each)
+    heads: List[Element] = []
+    for row in rows.values():
+        heads = row if row[-1].attributes.get("scope") == "col" else heads
+        assert [classes(cell) for cell in row] == [classes(head) for head in heads]
+        labels = [cell.attributes.get("data-label") for cell in row]
+        assert row is heads or labels == [head.text for head in heads]
+    memory = next(e for e in found.named("td") if e.text.startswith("+") and e.text.endswith("GiB"))
+    assert classes(memory) == ["number"]
+    assert not [
+        e for e in found.named("td") if classes(e) == ["number"] and e.text != "unknown" and e.text[0].isalpha()
+    ]
+
+
+def test_the_norm_is_drawn_and_epochs_and_samples_are_told(tmp_path: Path) -> None:
+    def epoch(rank: int, step: int, row: Row) -> None:
+        row["epoch"], row["samples"], row["norm"] = (step - 1) // 20, 16, 5.0 / step
+
+    found = Page(written(traces.write(tmp_path / "run", 2, 60, change=epoch)))
+    (norm,) = [spec for spec in specs(found) if spec["id"] == "norm-0"]
+    assert norm["data"][-1]["y"][1] == 2.5
+    assert [shape["x0"] for shape in norm["layout"]["shapes"]] == [20.5, 40.5]
+    shown = [e.text for e in found.named("dd")]
+    assert "2 steps/s, 64 samples/s" in shown and "0-2" in shown
+    # A sampler whose epoch nobody sets stays at 0, and a loader may not tell.
+    still = traces.write(tmp_path / "none", 2, 60, change=lambda rank, step, row: row.update(epoch=0))
+    shown = [e.text for name in ("dt", "dd") for e in Page(written(still)).named(name)]
+    assert "2 steps/s" in shown and "Epochs" not in shown
+
+
 def specs(found: Page) -> List[Dict[str, Any]]:
     data = next(element for element in found.named("script") if element.attributes.get("id") == "figures")
     loaded: List[Dict[str, Any]] = json.loads(data.text)
@@ -231,5 +298,5 @@ def first(found: Page, name: str) -> Element:
 
 def test_an_empty_trace_has_a_page(tmp_path: Path) -> None:
     found = Page(written(traces.write(tmp_path / "empty", 2, 0)))
-    assert "Both ranks ended in order, after 0 steps." in first(found, "main").text
+    assert "Both ranks finished after 0 steps." in first(found, "main").text
     assert not found.named("figure")

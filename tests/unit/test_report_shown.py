@@ -38,6 +38,13 @@ def test_what_was_applied_and_left_is_in_a_few_lines() -> None:
     ]
 
 
+def test_a_report_is_iterated_over_its_patches() -> None:
+    report = report_of({"kit.a": State.APPLIED, "kit.b": State.OFF})
+    assert [each.id for each in report] == ["kit.a", "kit.b"] and list(report) == report.patches
+    # A report without patches is true all the same.
+    assert Report("1.0.0", False)
+
+
 def test_a_long_report_fits_into_a_cell() -> None:
     """All fixes of the project, in any state: not more lines than a screen has."""
     ids = [entry.id for entry in real().patches]

@@ -45,6 +45,11 @@ def rate(data: Data) -> Optional[float]:
     return 1 / total if total else None
 
 
+def _samples(data: Data) -> Optional[float]:
+    steps, samples = rate(data), data["samples_a_step"]
+    return steps * samples if steps and samples else None
+
+
 def _peak(data: Data) -> Optional[float]:
     records = data["memory"]["records"]
     return records[-1]["bytes"] if records else None
@@ -86,6 +91,7 @@ def _plain(value: Optional[float]) -> str:
 _NUMBERS = (
     ("steps", lambda data: float(data["steps"]), _plain),
     ("steps a second", rate, _plain),
+    ("samples a second", _samples, _plain),
     ("a step", _seconds("total"), words.seconds),
     ("  loading data", _seconds("data"), words.seconds),
     ("  forward", _seconds("forward"), words.seconds),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -10,7 +11,9 @@ from ddpfix.cli.report.words import BAD, GOOD, PLAIN, Finding
 from ddpfix.ranks.failures.last_words import says_that_another_exited, without_explanation
 
 Data = Dict[str, Any]
-NO_END, ENDED, FAILED = "no last line", "ended", "failed: "
+NO_END, ENDED, FAILED = "no exit record", "ended", "failed: "
+# A line of ddpfix about ranks that stand still.
+_HANG = "ranks wait: "
 # The lines of ddpfix about a rank that failed, and about one that could not log anything itself.
 _FAILURE = re.compile(r"rank (\d{1,9}) failed(?: in step (\d{1,9}))?: (.+)", re.DOTALL)
 _DEATH = re.compile(r"rank (\d{1,9}) (?:ended without a word|is silent)")
@@ -19,8 +22,8 @@ _PEERS = "PeerFailedError: "
 # The page lists so many failures, and so many other errors.
 _MOST = 5
 _KILLED = (
-    "advice: the system's log (dmesg), the scheduler or the container says whether the memory of the machine ran out;"
-    " smaller batches and fewer loader workers need less of it"
+    "advice: dmesg, the scheduler or the container shows whether the host ran out of memory; smaller batches and fewer"
+    " loader workers need less"
 )
 
 
@@ -34,19 +37,22 @@ class Failure(NamedTuple):
 
 def make(data: Data) -> List[Finding]:
     """Return the findings, causes before consequences."""
-    dead = _deaths(data)
+    hang = _hang(data)
+    # Whoever ends a job that hangs ends ranks that did nothing wrong.
+    dead = {rank: event for rank, event in _deaths(data).items() if hang is None or (event["time"] or 0.0) < hang}
     failures = _failures(data)
     causes = [each for each in failures if not (each.words.startswith(_PEERS) or says_that_another_exited(each.words))]
     known = causes if causes or dead else failures
     found = [_death(event, data) for event in dead.values()]
     found += [_failure(each, data) for each in known[:_MOST]]
     if len(known) > _MOST:
-        found.append(Finding("ranks", BAD, f"{words.count(len(known) - _MOST, 'more error')} ended ranks."))
+        found.append(Finding("ranks", BAD, f"{words.count(len(known) - _MOST, 'further error')} not shown."))
     followers = sorted({rank for each in failures if each not in known for rank in each.ranks} - _ranks(known))
     if followers:
-        found.append(Finding("ranks", PLAIN, f"{_capital(words.ranks(followers))} ended because of it."))
+        found.append(Finding("ranks", PLAIN, f"{_capital(words.ranks(followers))} failed as a consequence."))
     found += [*_unexplained(data, known), *_others(data)]
-    found += _without_end(data, set(dead), bool(dead or known))
+    if hang is None:
+        found += _without_end(data, set(dead), bool(dead or known))
     found += _missing(data)
     return found or [_in_order(data)]
 
@@ -110,7 +116,7 @@ def _unexplained(data: Data, known: Sequence[Failure]) -> Iterator[Finding]:
     for event in _events(data, "diagnosis")[:1]:
         if not known:
             head, lines = _read(event["text"])
-            yield Finding("ranks", BAD, f"An error of {words.ranks(event['ranks'], event['of_ranks'])}: {head}", lines)
+            yield Finding("ranks", BAD, f"Error on {words.ranks(event['ranks'], event['of_ranks'])}: {head}", lines)
 
 
 def _deaths(data: Data) -> Dict[int, Data]:
@@ -129,6 +135,10 @@ def _death(event: Data, data: Data) -> Finding:
     who = words.ranks(event["ranks"], event["of_ranks"])
     text = event["text"].rstrip(".")
     lines = [_KILLED] if "SIGKILL" in text else []
+    match = _DEATH.match(text)
+    where = _where([each for each in data["unended"] if match and each["rank"] == int(match[1]) and each["shape"]])
+    if where:
+        lines.insert(0, f"killed:{where}")
     return Finding("ranks", BAD, f"{_capital(text)} (reported by {who}).", lines)
 
 
@@ -143,36 +153,49 @@ def _is_of_an_end(text: str) -> bool:
     return bool(_FAILURE.match(text) or _DEATH.match(text) or text.startswith(_FOLLOWS))
 
 
+def _hang(data: Data) -> Optional[float]:
+    """Return when ranks were found to stand still for good; None if they were not, or ended a step afterwards."""
+    found = [event["time"] or 0.0 for event in _events(data, "error") if event["text"].startswith(_HANG)]
+    return next((moment for moment in found if moment >= data["last_row"]), None)
+
+
 def _without_end(data: Data, dead: Set[int], is_explained: bool) -> Iterator[Finding]:
-    ranks = [rank for end in data["ends"] if end["how"] == NO_END for rank in end["ranks"] if rank not in dead]
-    has_exited = bool(ranks) and set(ranks) <= set(data["ranks_exited"])
-    if ranks and is_explained:
-        text = f"{_capital(words.ranks(ranks))} left no last line, as where a launcher ends the other ranks."
-        yield Finding("ranks", PLAIN, text)
-    elif has_exited:
-        text = f"{_capital(words.ranks(ranks))} left no last line, and the process has exited: it was killed."
-        if len(ranks) > 1:
-            text = (
-                f"{_capital(words.ranks(ranks))} left no last line, and their processes have exited: they were killed."
-            )
-        yield Finding("ranks", BAD, text, [_KILLED])
-    elif ranks:
-        text = f"The trace of {words.ranks(ranks)} has no last line: killed, or still running when this page was made."
+    mine = [each for each in data["unended"] if each["rank"] not in dead]
+    ranks = [each["rank"] for each in mine]
+    if not ranks:
+        return
+    who, has, was = _capital(words.ranks(ranks)), *(("has", "was") if len(ranks) == 1 else ("have", "were"))
+    if is_explained:
+        yield Finding("ranks", PLAIN, f"{who} {has} no exit record: a launcher ends the other ranks.")
+    elif set(ranks) <= set(data["ranks_exited"]):
+        yield Finding("ranks", BAD, f"{who} {was} killed{_where(mine)} (no exit record).", [_KILLED])
+    else:
+        text = f"{who} {has} no exit record: killed or still running{_where(mine)} when this page was made."
         yield Finding("ranks", BAD, text)
+
+
+def _where(unended: Sequence[Data]) -> str:
+    """Return the step in which ranks were killed, with the largest batch in it, as far as the trace has it."""
+    begun = [each for each in unended if each["shape"]]
+    if begun:
+        last = max(begun, key=lambda each: (each["step"], math.prod(each["shape"])))
+        return f" in step {last['step']:,} with a batch of {words.shape(last['shape'])}"
+    done = min((each["done"] for each in unended), default=0)
+    return f" after step {done:,}" if done else ""
 
 
 def _missing(data: Data) -> Iterator[Finding]:
     if data["ranks_missing_count"]:
         who = words.ranks(data["ranks_missing"], data["ranks_missing_count"])
-        yield Finding("ranks", BAD, f"There is no trace of {who}, of {data['world_size']:,} ranks.")
+        yield Finding("ranks", BAD, f"No trace from {who} ({data['world_size']:,} ranks in all).")
     if data["one_row_stands_for"] > 1:
-        text = f"The trace was near its bound: up to {data['one_row_stands_for']} steps share a row."
+        text = f"The trace reached its size limit: up to {data['one_row_stands_for']} steps share a row."
         yield Finding("ranks", PLAIN, text)
 
 
 def _in_order(data: Data) -> Finding:
     ranks = {1: "The only rank", 2: "Both ranks"}.get(data["ranks"], f"All {data['ranks']:,} ranks")
-    return Finding("ranks", GOOD, f"{ranks} ended in order, after {words.count(data['steps'], 'step')}.")
+    return Finding("ranks", GOOD, f"{ranks} finished after {words.count(data['steps'], 'step')}.")
 
 
 def _capital(text: str) -> str:

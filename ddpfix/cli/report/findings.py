@@ -1,4 +1,4 @@
-"""What a run's data say, in sentences: they stand at the top of the page, and are what figures are called by."""
+"""The findings of a run, in sentences: they stand at the top of the page, and describe its figures."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from ddpfix.cli.report.words import BAD, GOOD, PLAIN, Finding
 
 Data = Dict[str, Any]
 PART_NAMES = {
-    "data": "loading data",
+    "data": "data loading",
     "forward": "the forward",
     "backward": "the backward",
     "wait": "waiting for other ranks",
     "optimizer": "the optimizer",
-    "other": "work outside of these parts",
+    "other": "work outside these parts",
 }
 # What makes one rank slower than the others in a part of the step.
 _ADVICE = {
-    "data": "compare its disk with that of the others, and give its DataLoader more workers (num_workers)",
-    "forward": "compare the lengths of its batches with those of the others, then its device (clock, other load)",
-    "optimizer": "compare its device and its processors with those of the others (clock, temperature, other load)",
-    "other": "see what this rank alone does between steps: logging, evaluation, saving",
+    "data": "check its disk, and raise num_workers of its DataLoader",
+    "forward": "compare the lengths of its batches with other ranks, then its device (clock, other load)",
+    "optimizer": "compare its device and CPU with other ranks (clock, temperature, other load)",
+    "other": "check what only this rank does between steps: logging, evaluation, saving",
 }
 _ADVICE["backward"] = _ADVICE["forward"]
 _ADVICE_ON_BATCHES = (
-    "bound batches by their padded size (frames, tokens) instead of the number of clips, and let the longest come first"
+    "limit batches by padded size (frames, tokens) instead of by number of clips, and put the longest batch first"
 )
 
 
@@ -34,7 +34,8 @@ def findings(data: Data) -> List[Finding]:
     makers = (endings.make, _layers, _straggler, _outliers, _memory, _unused, _loss)
     found = [each for make in makers for each in make(data)]
     order = (BAD, PLAIN, GOOD)
-    return sorted(found, key=lambda each: order.index(each.level))
+    once = {(each.subject, each.text): each for each in found}
+    return sorted(once.values(), key=lambda each: order.index(each.level))
 
 
 def of(subject: str, data: Data) -> str:
@@ -51,26 +52,26 @@ def _layers(data: Data) -> List[Finding]:
         worst = max(range(len(layers["names"])), key=lambda layer: layers["disagreed_steps"][layer])
         text = (
             f"Ranks skipped different layers in {parted:,} of {words.count(compared, 'step')}, first in step"
-            f" {layers['first_step_with_disagreement']:,}; most often it was {layers['names'][worst]}"
+            f" {layers['first_step_with_disagreement']:,}. Most affected: {layers['names'][worst]}"
             f" ({words.count(layers['disagreed_steps'][worst], 'step')})."
         )
         return [Finding("layers", BAD, text, [_advice_on_layers(data)])]
     mean = layers["mean_skipped"] or 0.0
     if not mean:
-        return [Finding("layers", GOOD, f"No rank skipped a layer in {words.count(data['steps'], 'step')}.")]
-    skipped = f"{mean:.1f} of {words.count(len(layers['names']), 'layer')} in a step on average"
+        return [Finding("layers", GOOD, f"No layer was skipped in {words.count(data['steps'], 'step')}.")]
+    skipped = f"{mean:.1f} of {words.count(len(layers['names']), 'layer')} a step"
     if compared:
-        text = f"All ranks skipped the same layers in each of {words.count(compared, 'step')}: {skipped}."
+        text = f"All ranks skipped the same layers in all {words.count(compared, 'step')} (on average {skipped})."
         return [Finding("layers", GOOD, text)]
-    return [Finding("layers", PLAIN, f"One rank alone is in the trace; it skipped {skipped}.")]
+    return [Finding("layers", PLAIN, f"The trace has one rank, which skipped {skipped} on average.")]
 
 
 def _advice_on_layers(data: Data) -> str:
     chosen = [each for each in data["ddpfix_settings"] if each["name"] == "layerdrop" and each["value"] != "sync"]
     if chosen:
         name = f"DDPFIX_LAYERDROP={chosen[0]['value']}"
-        return f"advice: {name} leaves each rank to draw for itself; without it all ranks skip the same layers"
-    return "advice: docs/layerdrop.md lists the models whose ranks ddpfix has skip the same layers, and how to add one"
+        return f"fix: unset {name}, which lets each rank draw its own layers"
+    return "advice: docs/layerdrop.md lists the supported models, and how to add one"
 
 
 def _straggler(data: Data) -> List[Finding]:
@@ -81,19 +82,18 @@ def _straggler(data: Data) -> List[Finding]:
         own, others = words.seconds(found["own"]), words.seconds(found["others"])
         if data["time"]["judged_steps"] < summary.ENOUGH:
             return []
-        text = f"No straggler: the slowest rank ({found['rank']}) needs {own} a step, the others {others} (medians)"
         often = f"{found['slowest_steps']:,} of {words.count(data['time']['judged_steps'], 'step')}"
-        return [Finding("time", GOOD, f"{text}; it was the slowest in {often}.")]
+        text = f"No straggler. Slowest: rank {found['rank']} with {own} a step (other ranks {others}; medians)"
+        return [Finding("time", GOOD, f"{text}, slowest in {often}.")]
     text = (
-        f"Rank {found['rank']} is the straggler: it needs {words.seconds(found['own'])} a step, the others"
-        f" {words.seconds(found['others'])} (medians, without waiting){_cost(found)}. It was the slowest in"
+        f"Rank {found['rank']} is a straggler: {words.seconds(found['own'])} a step, other ranks"
+        f" {words.seconds(found['others'])} (medians, waits excluded){_cost(found)}. It was the slowest in"
         f" {found['slowest_steps']:,} of {words.count(data['time']['judged_steps'], 'step')}."
     )
     if found["part"] and found["part_seconds"] > found["part_others"]:
-        name = PART_NAMES[found["part"]]
         text += (
-            f" Most of the difference is {name}: {words.seconds(found['part_seconds'])} a step against"
-            f" {words.seconds(found['part_others'])}."
+            f" Most of the difference is {PART_NAMES[found['part']]}: {words.seconds(found['part_seconds'])} a step,"
+            f" other ranks {words.seconds(found['part_others'])}."
         )
         return [Finding("time", BAD, text, [f"advice: {_ADVICE[found['part']]}"])]
     return [Finding("time", BAD, text)]
@@ -101,19 +101,18 @@ def _straggler(data: Data) -> List[Finding]:
 
 def _cost(found: Data) -> str:
     share = found["others_wait_share"]
-    return f", and the others wait {words.percent(share)} of their time" if share and share >= 0.01 else ""
+    return f"; they wait {words.percent(share)} of their time" if share and share >= 0.01 else ""
 
 
 def _outliers(data: Data) -> List[Finding]:
-    """Single steps that took a rank many times as long as its others."""
+    """Return single steps that took a rank many times as long as its median."""
     found = data["time"]["outliers"]
     if not found["count"]:
         return []
     worst = found["steps"][0]
     text = (
-        f"{words.count(found['count'], 'step')} took a rank more than four times as long as its others (a long batch,"
-        f" an evaluation, a save): the longest is step {worst['step']:,} of rank {worst['rank']} with"
-        f" {words.seconds(worst['own'])}, against {words.seconds(worst['usual'])} in its usual step."
+        f"{words.count(found['count'], 'slow step')} (over 4x the median). Slowest: step {worst['step']:,} on rank"
+        f" {worst['rank']}, {words.seconds(worst['own'])} (median {words.seconds(worst['usual'])})."
     )
     return [Finding("time", PLAIN, text)]
 
@@ -123,28 +122,41 @@ def _memory(data: Data) -> List[Finding]:
     if not records:
         return []
     first, last = records[0], records[-1]
-    what = "Peak memory of the GPU" if data["memory"]["of"] == "gpu" else "Resident memory of the process"
+    what = "GPU memory" if data["memory"]["of"] == "gpu" else "Process memory"
+    if data["memory"]["growth"]:
+        return [_growth(what, data["memory"]["growth"])]
     if last["bytes"] < first["bytes"] * 1.05:
-        text = (
-            f"{what} stayed flat: {words.size(last['bytes'])} at most, on rank {last['rank']} in step {last['step']:,}."
-        )
-        return [Finding("memory", GOOD, text)]
+        where = f"at most {words.size(last['bytes'])} (rank {last['rank']}, step {last['step']:,})"
+        if data["unended"]:
+            text = f"{what} was flat up to step {data['steps']:,}: {where}. The trace has no row of a later step."
+            return [Finding("memory", PLAIN, text)]
+        return [Finding("memory", GOOD, f"{what} stayed flat: {where}.")]
     # Each record is higher than the one before: the batch behind the largest rise is what a reader looks for.
     before, most = max(zip(records, records[1:]), key=lambda pair: float(pair[1]["bytes"] - pair[0]["bytes"]))
-    rise = "" if most is last else f" by step {last['step']:,}, {words.size(most['bytes'] - before['bytes'])} of it"
     text = (
-        f"{what} rose from {words.size(first['bytes'])} in step {first['step']:,} to {words.size(last['bytes'])}"
-        f"{rise} in step {most['step']:,} of rank {most['rank']}{_batch(most)}."
+        f"{what} rose from {words.size(first['bytes'])} in step {first['step']:,} to {words.size(last['bytes'])} in"
+        f" step {last['step']:,}. Largest rise: {words.size(most['bytes'] - before['bytes'])} in step"
+        f" {most['step']:,} on rank {most['rank']}{_batch(most)}."
     )
     if last["bytes"] < first["bytes"] * 1.5:
         return [Finding("memory", PLAIN, text)]
     return [Finding("memory", BAD, text, [f"advice: {_ADVICE_ON_BATCHES}"] if most["shape"] else [])]
 
 
+def _growth(what: str, growth: Data) -> Finding:
+    (first, low), (last, high) = growth["first"], growth["last"]
+    text = (
+        f"{what} of rank {growth['rank']} rose {words.size(growth['a_step'])} a step with equal batches"
+        f" ({words.shape(growth['shape'])}), from {words.size(low)} in step {first:,} to {words.size(high)} in step"
+        f" {last:,}: something is kept (outputs, losses or metrics with their graph)."
+    )
+    return Finding("memory", BAD, text, ["fix: keep loss.item() or output.detach(), and reset metrics each epoch"])
+
+
 def _batch(record: Dict[str, Any]) -> str:
     if not record["shape"]:
         return ""
-    padding = f", {words.percent(record['padding'])} of it padding" if record["padding"] is not None else ""
+    padding = f", {words.percent(record['padding'])} padding" if record["padding"] is not None else ""
     return f" (largest batch {words.shape(record['shape'])}{padding})"
 
 
@@ -155,7 +167,7 @@ def _unused(data: Data) -> List[Finding]:
     if not unused["groups"]:
         if unused["told"] == data["rows"]:
             return [Finding("unused", GOOD, "Every parameter had a gradient in every step.")]
-        text = f"Every parameter had a gradient in the {unused['told']:,} of {data['rows']:,} rows that tell."
+        text = f"Every parameter had a gradient in the {unused['told']:,} of {data['rows']:,} rows that record it."
         return [Finding("unused", PLAIN, text)]
     whole = f"{unused['parameters']:,} parameters" if unused["parameters"] else "the parameters"
     found = []
@@ -175,7 +187,8 @@ def _loss(data: Data) -> List[Finding]:
     if not lost["count"]:
         return []
     step, rank = lost["first"]
-    text = f"The loss was not a finite number {lost['count']:,} times, first in step {step:,} on rank {rank}."
+    times = words.count(lost["count"], "row")
+    text = f"The loss was NaN or infinite in {times}, first in step {step:,} on rank {rank}."
     return [Finding("loss", BAD, text)]
 
 

@@ -11,28 +11,20 @@ from itertools import chain
 from statistics import median
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ddpfix.cli.report.grids import Grid, Mean, Piece, Series, Table, Timeline, Values
+from ddpfix.cli.report import growth
+from ddpfix.cli.report.grids import Grid, Mean, Piece, Series, Timeline, Values
+from ddpfix.cli.report.growth import Growth, Peak, Peaks
 from ddpfix.cli.report.logged import Logged
 from ddpfix.trace import clean
 from ddpfix.trace.reader import Run
 
 SECONDS = ("total", "data", "forward", "backward", "wait", "optimizer")
-SERIES = (*SECONDS, "sent", "padding", "loss", "norm", "reserved")
+SERIES = (*SECONDS, "sent", "padding", "loss", "norm", "reserved", "samples")
 COLUMNS, ROWS = 400, 200
 # Cells of all layers together, for which ranks by steps are kept a layer.
 CELLS = 200_000
 # A step in which a rank takes so many times its usual time for its own work is named; so many of them are kept.
 _OUTLYING, _NAMED = 4.0, 20
-
-
-class Peak(NamedTuple):
-    """The most memory in a column of steps, and the batch of the step that reached it."""
-
-    bytes: float
-    step: int
-    rank: int
-    shape: Optional[List[int]]
-    padding: Optional[float]
 
 
 class Outlier(NamedTuple):
@@ -42,30 +34,6 @@ class Outlier(NamedTuple):
     usual: float
     step: int
     rank: int
-
-
-class Peaks(Table):
-    """The step with the most memory in each column."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self.found: List[Optional[Peak]] = []
-        timeline.add(self)
-
-    def grow(self, columns: int) -> None:
-        self.found.extend([None] * (columns - len(self.found)))
-
-    def halve(self) -> None:
-        pairs = [self.found[place : place + 2] for place in range(0, len(self.found), 2)]
-        self.found = [_first_largest([peak for peak in pair if peak is not None]) for pair in pairs]
-
-    def put(self, column: int, peak: Peak) -> None:
-        there = self.found[column]
-        if there is None or (peak.bytes, -peak.step, -peak.rank) > (there.bytes, -there.step, -there.rank):
-            self.found[column] = peak
-
-
-def _first_largest(peaks: List[Peak]) -> Optional[Peak]:
-    return max(peaks, key=lambda peak: (peak.bytes, -peak.step, -peak.rank)) if peaks else None
 
 
 class Step:
@@ -93,11 +61,16 @@ class Gathered:
         self.own, self.waits = Grid(self.timeline, height, "max"), Mean(self.timeline, height)
         self.peak_rows = Grid(self.timeline, height, "max")
         self.peaks = Peaks(self.timeline)
+        self.growth: Optional[Growth] = None
         self.series = {name: Series(self.timeline) for name in (*SERIES, "unused", "skipped")}
         self.steps: Dict[int, Step] = {}
-        self.sums: Dict[int, Dict[str, float]] = {}
-        # Seconds of own work in the usual step of a rank (the median), and the steps that took many times as long.
-        self.typical: Dict[int, float] = {}
+        # The first step of each epoch.
+        self.epochs: Dict[int, int] = {}
+        # Of each rank, by part of a step: the mean, and the median, which a few long batches do not move.
+        self.means: Dict[int, Dict[str, float]] = {}
+        self.medians: Dict[int, Dict[str, float]] = {}
+        self.step_counts: Dict[int, int] = {}
+        # Steps that took a rank many times its median.
         self.outliers: List[Outlier] = []
         self.outliers_count = 0
         self.layers: List[str] = []
@@ -156,6 +129,9 @@ class Gathered:
         self._slowest(rank, steps, own)
         self._usual(rank, steps, own)
         self._loss(rank, steps, columns["loss"])
+        for step, epoch in zip(reversed(steps), map(clean.whole, reversed(columns["epoch"]))):
+            if epoch is not None and (epoch in self.epochs or len(self.epochs) < COLUMNS):
+                self.epochs[epoch] = min(step, self.epochs.get(epoch, step))
         self._skipped(rank, steps, pieces, weights, [clean.indices(value) for value in columns["skipped"]])
         self._unused(pieces, weights, [clean.indices(value) for value in columns["unused"]])
 
@@ -164,6 +140,9 @@ class Gathered:
     ) -> None:
         peaks = clean.numbers(columns["peak"])
         self.peak_rows.put(row, pieces, peaks, None)
+        shapes = list(map(clean.shape, columns["shape"]))
+        found = growth.find(rank, steps, clean.numbers(columns["used"]), shapes)
+        self.growth = max([each for each in (self.growth, found) if each is not None], default=None)
         most = -1.0
         for column, start, end in pieces:
             for place in range(start, end):
@@ -171,19 +150,20 @@ class Gathered:
                 # The column is the most so far; what repeats it had no part in it.
                 if peak is not None and peak > most:
                     most = peak
-                    shape = clean.indices(columns["shape"][place])
+                    shape = shapes[place]
                     padding = clean.number(columns["padding"][place])
                     self.peaks.put(column, Peak(peak, steps[place], rank, shape, padding))
 
     def _add_up(self, rank: int, timed: Dict[str, Values], own: Values, weights: Optional[List[int]]) -> None:
-        found: Dict[str, float] = {}
+        means, medians = self.means[rank], self.medians[rank] = {}, {}
         counts = weights or [1] * len(own)
-        for name, values in (*timed.items(), ("own", own)):
-            pairs = [(value, weight) for value, weight in zip(values, counts) if value is not None]
+        for name, values in (*_parts(timed).items(), ("total", timed["total"]), ("own", own)):
+            pairs = sorted((value, weight) for value, weight in zip(values, counts) if value is not None)
             if pairs:
-                found[name] = sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
-        found["steps"] = sum(counts)
-        self.sums[rank] = found
+                whole = sum(weight for _, weight in pairs)
+                means[name] = sum(value * weight for value, weight in pairs) / whole
+                medians[name] = _median(pairs, whole) if weights else median(value for value, _ in pairs)
+        self.step_counts[rank] = sum(counts)
 
     def _slowest(self, rank: int, steps: List[int], own: Values) -> None:
         for number, seconds in zip(steps, own):
@@ -194,10 +174,8 @@ class Gathered:
                     step.slowest, step.who = seconds, rank
 
     def _usual(self, rank: int, steps: List[int], own: Values) -> None:
+        usual = self.medians[rank].get("own", 0.0)
         timed = [(seconds, number) for seconds, number in zip(own, steps) if seconds is not None]
-        if not timed:
-            return
-        usual = self.typical[rank] = median(seconds for seconds, _ in timed)
         found = [Outlier(own, usual, number, rank) for own, number in timed if own > _OUTLYING * usual > 0]
         self.outliers_count += len(found)
         self.outliers = sorted([*self.outliers, *found], reverse=True)[:_NAMED]
@@ -302,6 +280,25 @@ def _counted(
     for each, weight in zip(lists[start:end], weights[start:end]):
         for index in each or ():
             found[index] = found.get(index, 0) + weight
+    return found
+
+
+def _median(pairs: Sequence[Tuple[float, int]], whole: int) -> float:
+    """Return the value in the middle of sorted ones, each with its weight."""
+    left = whole / 2
+    for value, weight in pairs:
+        left -= weight
+        if left <= 0:
+            return value
+    return pairs[-1][0]
+
+
+def _parts(timed: Dict[str, Values]) -> Dict[str, Values]:
+    """Return the parts of each step: the backward without its wait, and ``other``, which is in none of them."""
+    found = {name: timed[name] for name in SECONDS if name != "total"}
+    found["backward"] = [_own(one, wait or 0.0) for one, wait in zip(timed["backward"], timed["wait"])]
+    rows = zip(*found.values())
+    found["other"] = [_own(total, sum(part or 0.0 for part in row)) for total, row in zip(timed["total"], rows)]
     return found
 
 

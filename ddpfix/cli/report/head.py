@@ -53,12 +53,18 @@ def _facts(data: Data) -> List[Tuple[str, str]]:
     if data["world_size"] > data["ranks"]:
         ranks += f" of {data['world_size']:,}"
     rate = compare.rate(data) if data["steps"] > 1 else None
+    speed = f"{rate:,.3g} step{'' if f'{rate:.3g}' == '1' else 's'}/s" if rate else ""
+    if rate and data["samples_a_step"]:
+        speed += f", {rate * data['samples_a_step']:,.3g} samples/s"
+    epochs = [each["epoch"] for each in data["epochs"]]
     found = [
         ("Command", _command(environment.get("command") or "")),
         ("Started", _moment(environment.get("started"))),
         ("Duration", _duration(environment)),
         ("Steps", f"{data['steps']:,}"),
-        ("Speed", f"{rate:,.3g} step{'' if f'{rate:.3g}' == '1' else 's'} a second" if rate else ""),
+        # A sampler whose epoch is never set stays at 0.
+        ("Epochs", words.span(epochs[0], epochs[-1]) if any(epochs) else ""),
+        ("Speed", speed),
         ("Ranks", f"{ranks} on {words.count(len(hosts), 'host')}" if hosts else ranks),
         ("Versions", ", ".join(f"{name} {version}" for name, version in _versions(environment) if version)),
     ]
@@ -110,6 +116,6 @@ def did(data: Data) -> str:
     said = [text.rstrip(".") for text in lines if not text.startswith("ddpfix ")]
     head = f"ddpfix {version} had {ready:,} fix{'' if ready == 1 else 'es'} ready"
     if not said:
-        return f"{head} and reported no change."
-    more = f"; and {words.count(len(said) - _SAID, 'more line')} below" if len(said) > _SAID else ""
-    return f"{head} and reported: {'; '.join(said[:_SAID])}{more}."
+        return f"{head} and logged no change."
+    more = f"; {words.count(len(said) - _SAID, 'more line')} below" if len(said) > _SAID else ""
+    return f"{head} and logged: {'; '.join(said[:_SAID])}{more}."

@@ -46,6 +46,9 @@ class Logged:
         # exited.
         self.until: Optional[float] = None
         self.exited: List[int] = []
+        # The last moment of any rank's rows; the ranks without an end, and the step that was under way.
+        self.last_row = 0.0
+        self.unended: List[Dict[str, Any]] = []
         self._events: Dict[Tuple[str, str], Seen] = {}
         self._settings: Dict[Tuple[str, str, str, str], Seen] = {}
         self._patches: Dict[Tuple[str, str, str], Seen] = {}
@@ -59,14 +62,27 @@ class Logged:
         host = clean.text(header.get("host"))
         if host in self.hosts or len(self.hosts) < TEXTS:
             self.hosts[host] = self.hosts.get(host, 0) + 1
-        how = "no last line" if run.end is None else clean.text(run.end.get("how"))
+        how = "no exit record" if run.end is None else clean.text(run.end.get("how"))
         self.ends.setdefault(how if how in self.ends or len(self.ends) < TEXTS else "other", []).append(run.rank)
         if run.end is None and has_exited(header.get("pid"), header.get("host")):
             self.exited.append(run.rank)
+        self._last_steps(run)
         moments = [row.get("time") for row in (*clean.rows(run.events)[-1:], clean.table(run.end))]
         known = list(filter(None, map(clean.number, [*moments, *run.steps["time"][-1:]])))
         self.until = max([*known, *([self.until] if self.until else [])], default=None)
         self._lines(run, header)
+
+    def _last_steps(self, run: Run) -> None:
+        moments, steps = run.steps["time"][-1:], run.steps["step"][-1:]
+        self.last_row = max([self.last_row, *filter(None, map(clean.number, moments))])
+        if run.end is None:
+            done = clean.whole(steps[0]) or 0 if steps else 0
+            begun = (clean.rows(run.begins) or [{}])[-1]
+            step, shape = clean.whole(begun.get("step"), done + 1), clean.shape(begun.get("shape"))
+            if step is None or not shape:
+                # What has begun says no more than what has ended.
+                done, step, shape = max(done, (step or 1) - 1), None, None
+            self.unended.append({"rank": run.rank, "done": done, "step": step, "shape": shape})
 
     def _lines(self, run: Run, header: Dict[str, Any]) -> None:
         for row in clean.rows(run.events):
@@ -95,6 +111,8 @@ class Logged:
         return {
             "environment": {**self.header, "world_size": self.world_size, "hosts": self.hosts, "until": self.until},
             "ranks_exited": self.exited,
+            "last_row": self.last_row,
+            "unended": self.unended,
             "ddpfix_settings": self.header.get("settings", []),
             "settings": _rows(self._settings, ("name", "requested", "effective", "note")),
             "patches": _rows(self._patches, ("id", "state", "reason")),

@@ -24,7 +24,7 @@ _PARTS = (
     ("layers", "Skipped layers"),
     ("time", "Time"),
     ("memory", "Memory"),
-    ("loss", "Loss"),
+    ("loss", "Loss and gradient norm"),
     ("unused", "Unused parameters"),
 )
 
@@ -96,7 +96,7 @@ def _body(runs: Sequence[Data], drawn: Sequence[Sequence[Figure]], title: str) -
     listed = "".join(f'<li><a href="#{name}">{text(heading)}</a></li>' for name, heading in links)
     return "\n".join(
         [
-            '<a class="skip" href="#main">To the findings</a>',
+            '<a class="skip" href="#main">Skip to findings</a>',
             head.make(runs, title),
             f'<nav aria-label="Parts of this page"><ul>{listed}</ul></nav>',
             f'<main id="main" class="{"two" if len(runs) == 2 else "one"}">',
@@ -149,10 +149,10 @@ def _ratios(runs: Sequence[Data]) -> str:
 
 
 def _absent(runs: Sequence[Data], subjects: Sequence[str]) -> str:
-    """Return one sentence about the parts that have no figure in any run."""
+    """Return one sentence about the parts that no run has a figure for."""
     headings = dict(_PARTS)
-    found = [f"{headings[subject]} ({_why(subject, runs)})" for subject in subjects]
-    return f'<p class="absent">Without a figure: {text("; ".join(found))}.</p>' if found else ""
+    found = [f"{headings[subject].lower()} ({_why(subject, runs)})" for subject in subjects]
+    return f'<p class="absent">Not shown: {text("; ".join(found))}.</p>' if found else ""
 
 
 def _why(subject: str, runs: Sequence[Data]) -> str:
@@ -169,10 +169,8 @@ def parts_of(subject: str, runs: Sequence[Data], drawn: Sequence[Sequence[Figure
     if not names:
         return ""
     found = [findings.of(subject, data) for data in runs]
-    said = [f"{data['name']}: {each}" if len(runs) > 1 else each for data, each in zip(runs, found) if each]
     groups = [_group(runs, [each.get(name) for each in mine], found, len(names) > 1) for name in names]
-    sentences = "".join(f'<p class="said">{text(each)}</p>' for each in said)
-    return f'{sentences}<div class="groups">{"".join(groups)}</div>'
+    return f'<div class="groups">{"".join(groups)}</div>'
 
 
 def _group(
@@ -184,26 +182,26 @@ def _group(
     title = f"<h3>{text(there[0].title)}</h3>" if is_one_of_several else ""
     about = f'<p class="about">{text(there[0].about)}</p>' if shared else ""
     cells = "".join(
-        f"<p>{text(data['name'])}: no figure ({figures.why(there[0].subject, data)}).</p>"
+        f"<p>{text(data['name'])}: not shown ({figures.why(there[0].subject, data)}).</p>"
         if figure is None
         else _figure(number, figure, said, data["name"] if len(runs) > 1 else "", shared)
         for number, (data, figure, said) in enumerate(zip(runs, mine, found))
     )
     legend = _legend(there[0]) if shared else ""
-    return f'<div class="group">{title}{about}<div class="columns">{cells}</div>{legend}</div>'
+    return f'<div class="group">{title}{about}{legend}<div class="columns">{cells}</div></div>'
 
 
 def _figure(run: int, figure: Figure, found: str, name: str, shared: bool) -> str:
     place = _id(run, figure)
-    said = f"{figure.title}{', ' if name else ''}{name}. {found} The numbers are in the table below."
+    said = f"{figure.title}{', ' if name else ''}{name}. {found or figure.about} The table below has the numbers."
     caption = text(name) if shared else f"<strong>{text(name)}</strong> {text(figure.about)}"
     return "".join(
         [
             "<figure>",
             f"<figcaption>{caption}</figcaption>" if caption else "",
+            "" if shared else _legend(figure),
             _choice(place, figure),
             f'<div class="plot" id="{place}" role="img" tabindex="0" aria-label="{text(said)}"></div>',
-            "" if shared else _legend(figure),
             f"<details><summary>Numbers<span> of {text(figure.title)}</span></summary>{_numbers(figure)}</details>",
             "</figure>",
         ]
@@ -212,13 +210,13 @@ def _figure(run: int, figure: Figure, found: str, name: str, shared: bool) -> st
 
 def _legend(figure: Figure) -> str:
     if figure.is_scale:
-        colours = ", ".join(colour for colour, _ in figure.legend)
-        ends = "".join(f"<li>{text(meaning)}</li>" for _, meaning in figure.legend)
+        colours = ", ".join(key.colour for key in figure.legend)
+        ends = "".join(f"<li>{text(key.meaning)}</li>" for key in figure.legend)
         bar = f'<span style="background:linear-gradient(to right, {colours})"></span>'
         return f'<div class="scale">{bar}<ul>{ends}</ul></div>'
     items = "".join(
-        f'<li><span class="swatch" style="background:{colour}"></span>{text(meaning)}</li>'
-        for colour, meaning in figure.legend
+        f'<li><span class="swatch {key.mark}" style="background:{key.colour}"></span>{text(key.meaning)}</li>'
+        for key in figure.legend
     )
     return f'<ul class="legend">{items}</ul>' if items else ""
 
@@ -236,5 +234,5 @@ def _choice(place: str, figure: Figure) -> str:
 
 def _numbers(figure: Figure) -> str:
     left = len(figure.table.rows) - TABLE_ROWS
-    more = f"<p>{left:,} rows more are in what --json writes.</p>" if left > 0 else ""
+    more = f"<p>{left:,} more rows with --json.</p>" if left > 0 else ""
     return tables.table(Table(figure.table.headings, figure.table.rows[:TABLE_ROWS]), figure.title) + more

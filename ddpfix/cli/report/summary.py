@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, Optional, Sequence
 
-from ddpfix.cli.report.gather import SECONDS, SERIES, Gathered
+from ddpfix.cli.report.gather import SERIES, Gathered
 from ddpfix.cli.report.grids import known
 from ddpfix.trace import reader
 
@@ -51,8 +51,10 @@ def data(gathered: Gathered) -> Dict[str, Any]:
         "series": {name: _series(gathered, name) for name in (*SERIES, "unused", "skipped")},
         "time": _time(gathered),
         "memory": _memory(gathered),
+        "epochs": [{"epoch": epoch, "step": step} for epoch, step in sorted(gathered.epochs.items())],
         "layers": _layers(gathered),
         "unused": _unused(gathered),
+        "samples_a_step": None if missing else _samples(gathered),
         "gradients": {"sent": gathered.series["sent"].total()},
         "loss_lost": {"count": gathered.lost, "first": gathered.first_lost},
         **told,
@@ -64,32 +66,44 @@ def _series(gathered: Gathered, name: str) -> Dict[str, List[Optional[float]]]:
     return {"mean": series.mean(), "low": series.low(), "high": series.high()}
 
 
+def _samples(gathered: Gathered) -> Optional[float]:
+    """Return the samples that all ranks together train in a step; None where loaders do not tell."""
+    mean = gathered.series["samples"].overall()
+    return None if mean is None else mean * len(gathered.ranks)
+
+
 def _time(gathered: Gathered) -> Dict[str, Any]:
-    ranks = {rank: _parts(sums) for rank, sums in gathered.sums.items()}
     slowest: Dict[int, int] = {}
     judged = 0
     for step in gathered.steps.values():
         if step.timed > 1:
             judged += 1
             slowest[step.who] = slowest.get(step.who, 0) + 1
+    names = (*PARTS, "total", "own")
     per_rank = [
-        {"rank": rank, **parts, **_given(gathered.sums[rank]), "slowest_steps": slowest.get(rank, 0)}
-        for rank, parts in ranks.items()
+        {
+            "rank": rank,
+            **{name: medians.get(name) for name in names},
+            "steps": gathered.step_counts[rank],
+            "slowest_steps": slowest.get(rank, 0),
+        }
+        for rank, medians in gathered.medians.items()
     ]
     return {
         "parts": list(PARTS),
         "per_rank": per_rank,
-        "mean": _mean(per_rank),
+        "mean": {name: _mean([each.get(name) for each in gathered.means.values()]) for name in names},
         "judged_steps": judged,
-        "straggler": _straggler(per_rank, gathered.typical, judged),
+        "straggler": _straggler(per_rank, judged),
         "outliers": _outliers(gathered),
         "own": [known(row) for row in gathered.own.rows],
         "wait": [gathered.waits.values(row) for row in range(len(gathered.spans()))],
     }
 
 
-def _given(sums: Dict[str, float]) -> Dict[str, Optional[float]]:
-    return {"steps": sums["steps"], "total": sums.get("total"), "own": sums.get("own")}
+def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found else None
 
 
 def _outliers(gathered: Gathered) -> Dict[str, Any]:
@@ -97,38 +111,18 @@ def _outliers(gathered: Gathered) -> Dict[str, Any]:
     return {"count": gathered.outliers_count, "steps": [each._asdict() for each in gathered.outliers]}
 
 
-def _parts(sums: Dict[str, float]) -> Dict[str, Optional[float]]:
-    """Mean seconds a step of each part; None where the trace does not have it."""
-    found: Dict[str, Optional[float]] = {name: sums.get(name) for name in SECONDS if name != "total"}
-    backward, wait = found["backward"], found["wait"]
-    if backward is not None and wait is not None:
-        found["backward"] = max(0.0, backward - wait)
-    total, listed = sums.get("total"), sum(value or 0.0 for value in found.values())
-    found["other"] = None if total is None else max(0.0, total - listed)
-    return {name: found[name] for name in PARTS}
-
-
-def _mean(per_rank: List[Dict[str, Any]]) -> Dict[str, Optional[float]]:
-    found: Dict[str, Optional[float]] = {}
-    for name in ("total", "own", *PARTS):
-        values = [each[name] for each in per_rank if each[name] is not None]
-        found[name] = sum(values) / len(values) if values else None
-    return found
-
-
-def _straggler(per_rank: List[Dict[str, Any]], usual: Dict[int, float], judged: int) -> Optional[Dict[str, Any]]:
-    """Return the rank whose own work takes longest in its usual step; None without times of two ranks.
+def _straggler(per_rank: List[Dict[str, Any]], judged: int) -> Optional[Dict[str, Any]]:
+    """Return the rank whose own time is longest, by medians as the bars have them; None without times of two ranks.
 
     Args:
-        usual: by rank, the median of its own time, which a few long batches do not move.
         judged: how many steps tell which rank was the slowest.
     """
-    timed = [each for each in per_rank if each["rank"] in usual]
+    timed = [each for each in per_rank if each["own"] is not None]
     if len(timed) < 2:
         return None
-    worst = max(timed, key=lambda each: (usual[each["rank"]], -each["rank"]))
+    worst = max(timed, key=lambda each: (each["own"], -each["rank"]))
     others = [each for each in timed if each is not worst]
-    mine, own = usual[worst["rank"]], median(usual[each["rank"]] for each in others)
+    mine, own = worst["own"], median(each["own"] for each in others)
     excess = {
         name: worst[name] - median(each[name] or 0.0 for each in others)
         for name in PARTS
@@ -173,6 +167,7 @@ def _memory(gathered: Gathered) -> Dict[str, Any]:
         "peak": [_filled(known(row)) for row in gathered.peak_rows.rows],
         "records": _largest_rises(records),
         "records_count": len(records),
+        "growth": None if gathered.growth is None else gathered.growth._asdict(),
     }
 
 

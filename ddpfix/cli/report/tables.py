@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ddpfix.cli.report import words
@@ -13,6 +14,7 @@ PARTS = (("settings", "Settings"), ("done", "What ddpfix did"), ("ranks", "Ranks
 # Rows of a table on the page.
 MOST = 200
 _DEFAULT = "default"
+_NUMBER = re.compile(r"[+-]?\d[\d,.e+-]*( (s|ms|%|GiB|MiB|KiB|bytes))?")
 
 
 def make(name: str, runs: Sequence[Data]) -> str:
@@ -21,20 +23,28 @@ def make(name: str, runs: Sequence[Data]) -> str:
 
 
 def table(content: Table, caption: str) -> str:
-    """Return a table in a box of its own, so that a wide one scrolls and the page does not."""
-    heads = "".join(f'<th scope="col">{_text(each)}</th>' for each in content.headings)
-    rows = "".join(
-        "<tr>"
-        + f'<th scope="row">{_text(row[0])}</th>'
-        + "".join(f"<td>{_text(cell)}</td>" for cell in row[1:])
+    """Return a table in a box that scrolls where it is wide; a narrow window has a block for each row instead."""
+    rows = content.rows[:MOST]
+    kinds = [_kind([row[place] for row in rows]) for place in range(len(content.headings))]
+    heads = "".join(f'<th scope="col"{kind}>{_text(each)}</th>' for kind, each in zip(kinds, content.headings))
+    labels = [f'{kind} data-label="{_text(each)}"' for kind, each in zip(kinds, content.headings)]
+    body = "".join(
+        f'<tr><th scope="row"{labels[0]}>{_text(row[0])}</th>'
+        + "".join(f"<td{label}>{_text(cell)}</td>" for label, cell in zip(labels[1:], row[1:]))
         + "</tr>"
-        for row in content.rows[:MOST]
+        for row in rows
     )
     label = _text(f"Table: {caption}")
     return (
         f'<div class="scroll" role="group" tabindex="0" aria-label="{label}"><table>'
-        f"<caption>{_text(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"<caption>{_text(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _kind(cells: Sequence[str]) -> str:
+    """Return the class of a column of numbers, which stand to the right."""
+    known = [cell for cell in cells if cell not in ("-", words.UNKNOWN)]
+    return ' class="number"' if known and all(map(_NUMBER.fullmatch, known)) else ""
 
 
 def _text(value: Any) -> str:
@@ -58,7 +68,7 @@ def _settings(runs: Sequence[Data]) -> str:
 
 
 def _of_toolkits(runs: Sequence[Data]) -> str:
-    caption = "Settings of the toolkit"
+    caption = "Toolkit settings"
     if len(runs) == 1:
         rows = [
             [each["name"], each["requested"] or "-", each["effective"] or "-", each["note"] or "-", _who(each, runs[0])]
@@ -72,7 +82,7 @@ def _of_toolkits(runs: Sequence[Data]) -> str:
                 found.setdefault(each["name"], ["-"] * len(runs))[place] = _in_effect(each)
         rows = [[name, *values] for name, values in found.items()]
         heads = ["setting", *(data["name"] for data in runs)]
-    return table(Table(heads, rows), caption) if rows else "<p>ddpfix saw no setting of a toolkit.</p>"
+    return table(Table(heads, rows), caption) if rows else "<p>No toolkit settings recorded.</p>"
 
 
 def _in_effect(setting: Data) -> str:
@@ -93,13 +103,13 @@ def _of_ddpfix(runs: Sequence[Data]) -> str:
     changed = [name for name, values in found.items() if any(source != _DEFAULT for _, source in values)]
     heads = ["setting", *(data["name"] for data in runs)] if len(runs) > 1 else ["setting", "value (from)"]
     rows = [[name, *(f"{value} ({source})" for value, source in found[name])] for name in changed]
-    shown = table(Table(heads, rows), "Settings of ddpfix") if rows else ""
+    shown = table(Table(heads, rows), "ddpfix settings") if rows else ""
     rest = [[name, *(value for value, _ in values)] for name, values in found.items() if name not in changed]
     if not rest:
         return shown
     heads = [heads[0], *(data["name"] for data in runs)] if len(runs) > 1 else ["setting", "value"]
-    caption = "Settings of ddpfix that have their defaults"
-    return shown + _folded(f"{words.count(len(rest), 'setting')} with the default", table(Table(heads, rest), caption))
+    caption = "ddpfix settings at their default"
+    return shown + _folded(f"{words.count(len(rest), 'setting')} at default", table(Table(heads, rest), caption))
 
 
 def _who(seen: Data, data: Data) -> str:
@@ -117,27 +127,27 @@ def _done_in(data: Data) -> str:
     said = [
         [each["text"], each["level"], _step(each), f"{each['times']:,}", _who(each, data)] for each in data["events"]
     ]
-    heads = ["line", "level", "first in step", "times", "ranks"]
+    heads = ["line", "level", "first step", "times", "ranks"]
     serious = [row for row in said if row[1] != "info"]
     if serious:
-        parts.append(table(Table(heads, serious), "Warnings and errors of ddpfix"))
+        parts.append(table(Table(heads, serious), "Warnings and errors from ddpfix"))
     if len(said) > len(serious):
         lines = [row for row in said if row[1] == "info"]
         parts.append(
-            _folded(f"{words.count(len(lines), 'line')} of ddpfix", table(Table(heads, lines), "Lines of ddpfix"))
+            _folded(f"{words.count(len(lines), 'line')} from ddpfix", table(Table(heads, lines), "Lines from ddpfix"))
         )
-    parts.append(_patches(data) if data["patches"] else "<p>The trace has no list of fixes.</p>")
+    parts.append(_patches(data) if data["patches"] else "<p>No list of fixes recorded.</p>")
     if data["stalls"]:
         rows = [[each["phase"], _step(each), f"{each['times']:,}", _who(each, data)] for each in data["stalls"]]
-        places = table(Table(["where", "first in step", "times", "ranks"], rows), "Two seconds or more at one place")
-        parts.append(_folded(f"{words.count(len(rows), 'place')} at which ranks stood for two seconds or more", places))
+        places = table(Table(["where", "first step", "times", "ranks"], rows), "Stalls of two seconds or more")
+        parts.append(_folded(f"Stalls of two seconds or more in {words.count(len(rows), 'place')}", places))
     if data["texts_left_out"]:
-        parts.append(f"<p>{data['texts_left_out']:,} lines with further texts are in the trace.</p>")
+        parts.append(f"<p>{data['texts_left_out']:,} more lines are in the trace.</p>")
     return "".join(parts)
 
 
 def _patches(data: Data) -> str:
-    """Return the fixes that were ready, and the others; both can be opened."""
+    """Return the fixes that were ready, and the others; both are folded."""
     rows = [[each["id"], each["state"], each["reason"], _who(each, data)] for each in data["patches"]]
     ready = [row for row in rows if row[1] in ("applied", "registered")]
     others = [row for row in rows if row not in ready]
@@ -145,11 +155,11 @@ def _patches(data: Data) -> str:
     if ready:
         found += _folded(
             f"{len(ready):,} fix{'' if len(ready) == 1 else 'es'} ready",
-            table(Table(heads, ready), "Fixes that were ready"),
+            table(Table(heads, ready), "Fixes ready"),
         )
     if others:
-        caption = "Fixes that were not needed or not possible"
-        found += _folded(f"{len(others):,} that were not needed or not possible", table(Table(heads, others), caption))
+        caption = "Fixes not in use"
+        found += _folded(f"{len(others):,} fixes not in use", table(Table(heads, others), caption))
     return found
 
 
@@ -170,9 +180,9 @@ def _ranks_of(data: Data) -> str:
         ("ranks", f"{data['ranks']:,} with a trace, of {data['world_size']:,}"),
     ]
     if data["earlier_processes"]:
-        rows.append(("earlier processes", f"{data['earlier_processes']:,} in the same folder"))
+        rows.append(("earlier processes", f"{data['earlier_processes']:,} in this folder"))
     if sent:
-        rows.append(("gradients communicated", f"{words.size(sent)}, all ranks together"))
+        rows.append(("gradients communicated", f"{words.size(sent)} by all ranks"))
     rows += [(f"end of {words.ranks(each['ranks'])}", each["how"]) for each in data["ends"]]
     return table(Table(["name", "value"], rows), "Command, hosts and ends")
 

@@ -35,7 +35,7 @@ def seconds(value: Optional[float]) -> str:
     if value is None:
         return UNKNOWN
     if value >= 1:
-        return f"{value:.2f} s"
+        return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} s"
     return f"{value * 1000:.0f} ms" if value >= 0.1 or value == 0 else f"{value * 1000:.1f} ms"
 
 
@@ -66,7 +66,9 @@ def span(first: int, last: int, name: str = "") -> str:
 
 
 def ranks(found: Sequence[int], of: Optional[int] = None) -> str:
-    """``rank 3``, ``ranks 0, 1, 5-9``; with a number of all, how many more there are."""
+    """``rank 3``, ``ranks 0 and 1``, ``ranks 0, 5-9``; with a number of all, how many more there are."""
+    if len(found) == 2 and of in (None, 2):
+        return "ranks {} and {}".format(*sorted(found))
     runs: List[List[int]] = []
     for rank in sorted(found):
         if runs and rank == runs[-1][1] + 1:

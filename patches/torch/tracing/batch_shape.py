@@ -30,8 +30,9 @@ class Seen:
         """The part of the batches that is padding; None where no mask and no lengths were seen."""
         return self._padded / self._places if self._places else None
 
-    def fed(self, inputs: Sequence[Any], kwargs: Any) -> None:
-        named = list(_tensors(inputs, kwargs))
+    def fed(self, inputs: Sequence[Any], kwargs: Any) -> bool:
+        """Take the inputs of a forward; return whether they have the largest tensor of the step so far."""
+        named, before = list(_tensors(inputs, kwargs)), self._largest
         for _, tensor in named:
             size = tensor.numel()
             if size > self._largest:
@@ -40,6 +41,7 @@ class Seen:
         if found is not None:
             self._padded += found[0]
             self._places += found[1]
+        return self._largest > before
 
 
 def _tensors(inputs: Sequence[Any], kwargs: Any) -> Iterator[Tuple[str, Any]]:

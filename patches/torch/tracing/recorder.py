@@ -153,7 +153,10 @@ class Recorder:
     # Batches.
 
     def read(self, iterator: Any) -> None:
-        self._epochs.read(iterator)
+        try:
+            self._epochs.read(iterator)
+        except Exception as error:
+            self._fail(error)
         # In an evaluation, too, no row waits for the next step.
         self._settle()
 
@@ -184,7 +187,11 @@ class Recorder:
         """A training forward of a wrapped model is given these."""
         if self.here():
             try:
-                self.row.seen.fed(inputs, kwargs)
+                samples = self._epochs.take()
+                if samples is not None:
+                    self.row.samples = (self.row.samples or 0) + samples
+                if self.row.seen.fed(inputs, kwargs) and self.writer is not None:
+                    self.writer.begins(self.steps + 1, self.row.seen.shape)
             except Exception as error:
                 # A tensor of a class of its own: it has no shape that could be told.
                 log.debug(f"inputs are not looked at: {error!r}")

@@ -97,11 +97,17 @@
   // The bar of links: the part that is read is marked, and its link is in sight.
   const links = [...document.querySelectorAll("nav a")];
   const parts = links.map((link) => document.getElementById(link.hash.slice(1)));
+  const top = document.querySelector("nav").offsetHeight;
   let marked = null;
+  // A link that was followed, until the page is scrolled: the last parts cannot reach the top of a tall window.
+  let followed = null;
   function mark() {
-    const atEnd = innerHeight + scrollY >= root.scrollHeight - 2;
-    const reached = parts.filter((part) => part.getBoundingClientRect().top < innerHeight / 3).length;
-    const link = links[atEnd ? links.length - 1 : Math.max(0, reached - 1)];
+    const room = root.scrollHeight - innerHeight;
+    // The line of reading goes from the top of the window to its end, so that it crosses every part.
+    const line = top + (room > 0 ? (scrollY / room) * (innerHeight - top) : 0);
+    const reached = parts.filter((part) => part.getBoundingClientRect().top <= line + 1).length;
+    if (followed && Math.abs(scrollY - followed.at) > 8) followed = null;
+    const link = followed ? followed.link : links[Math.max(0, reached - 1)];
     if (link === marked) return;
     if (marked) marked.removeAttribute("aria-current");
     marked = link;
@@ -109,6 +115,13 @@
     const bar = link.closest("ul");
     bar.scrollLeft = link.offsetLeft - (bar.clientWidth - link.offsetWidth) / 2;
   }
+  function follow() {
+    const link = links.find((each) => each.hash === location.hash);
+    followed = link ? { link, at: scrollY } : null;
+    mark();
+  }
+  addEventListener("hashchange", follow);
+  document.querySelector("nav").addEventListener("click", () => setTimeout(follow));
   let asked = false;
   addEventListener("scroll", () => {
     if (asked) return;

@@ -21,7 +21,7 @@ def why(subject: str, data: Dict[str, Any]) -> str:
     """Return the reason; asked only where there is no figure."""
     steps, unused, layers = data["steps"], data["unused"], data["layers"]
     if not steps:
-        return "the run has no step"
+        return "no steps"
     known = {
         "layers": layers is not None,
         "time": data["time"]["mean"]["total"] is not None,
@@ -30,9 +30,9 @@ def why(subject: str, data: Dict[str, Any]) -> str:
         "loss": any(value is not None for value in data["series"]["loss"]["mean"]),
     }
     if not known[subject]:
-        return "the trace does not have it"
+        return "not recorded"
     if subject == "layers":
         return "no layer was skipped"
     if subject == "unused" and not unused["groups"]:
-        return "every parameter had a gradient in each step"
-    return "a single step" if steps == 1 else "too few steps"
+        return "every parameter had a gradient in every step"
+    return "only one step" if steps == 1 else "too few steps"

@@ -25,13 +25,20 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
+class Key(NamedTuple):
+    """A line of a legend; ``mark`` is what it looks like in the figure: ``square`` or ``diamond``."""
+
+    colour: str
+    meaning: str
+    mark: str = "square"
+
+
 class Figure(NamedTuple):
     """One figure.
 
     Attributes:
         name: the same for the same figure of two runs.
         spec: ``data`` and ``layout`` for plotly.js, ``meta`` for the page, and ``compact``, the height on a phone.
-        legend: a colour and its meaning, each.
         is_scale: whether colours between those of the legend stand for what lies between.
         choice: a label and the names to choose from, where the figure shows one of several.
     """
@@ -42,7 +49,7 @@ class Figure(NamedTuple):
     about: str
     spec: Dict[str, Any]
     table: Table
-    legend: Sequence[Tuple[str, str]] = ()
+    legend: Sequence[Key] = ()
     is_scale: bool = False
     choice: Optional[Tuple[str, Sequence[str], int]] = None
 

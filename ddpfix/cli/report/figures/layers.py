@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence
 
 from ddpfix.cli.report import words
-from ddpfix.cli.report.figures.figure import Data, Figure, Matrix, Table, heatmap, layer_names, rank_rows
+from ddpfix.cli.report.figures.figure import Data, Figure, Key, Matrix, Table, heatmap, layer_names, rank_rows
 from ddpfix.cli.report.figures.scales import Scales
 
 # So many rows of layers and ranks fit into one picture; more need two.
 TOGETHER = 96
 # The states of one rank's layer in one step, in the order of their numbers in the figure.
 STATES = (
-    ("var(--ran)", "ran on all ranks"),
-    ("var(--skipped)", "skipped on all ranks"),
-    ("var(--differs)", "ran here, skipped on another rank"),
-    ("var(--alone)", "skipped here, ran on another rank"),
+    Key("var(--ran)", "ran on all ranks"),
+    Key("var(--skipped)", "skipped on all ranks"),
+    Key("var(--differs)", "ran here, skipped on another rank"),
+    Key("var(--alone)", "skipped here, ran on another rank"),
 )
-_STEPS = [[place / 4, colour] for number, (colour, _) in enumerate(STATES) for place in (number, number + 1)]
+_STEPS = [[place / 4, colour] for number, (colour, *_) in enumerate(STATES) for place in (number, number + 1)]
 _SHARES = [[0, "var(--ran)"], [0.499, "var(--skipped)"], [0.5, "var(--differs)"], [1, "var(--alone)"]]
 _LEGEND = (
-    ("var(--ran)", "never skipped"),
-    ("var(--skipped)", "skipped by all, in all steps"),
-    ("var(--differs)", "ranks differ in some steps"),
-    ("var(--alone)", "ranks differ in all steps"),
+    Key("var(--ran)", "never skipped"),
+    Key("var(--skipped)", "always skipped, on all ranks"),
+    Key("var(--differs)", "ranks differ in some steps"),
+    Key("var(--alone)", "ranks differ in all steps"),
 )
 
 
@@ -46,11 +46,11 @@ def _together(data: Data, names: Sequence[str]) -> Figure:
     for skipped, disagreed in zip(layers["skipped"], layers["disagreed"]):
         z += [[_state(share, parted) for share, parted in zip(row, disagreed)] for row in skipped]
     labels = [f"{name}, {rank}" if len(ranks) > 1 else name for name in names for rank in ranks]
-    meta: Dict[str, Any] = {"kind": "states", "states": [meaning for _, meaning in STATES]}
+    meta: Dict[str, Any] = {"kind": "states", "states": [key.meaning for key in STATES]}
     spec = heatmap(z, layers["columns"], data["steps"], labels, _STEPS, (-0.5, 3.5), meta)
     if len(ranks) > 1:
         spec["layout"]["shapes"] = [_line(place * len(ranks) - 0.5) for place in range(1, len(names))]
-    about = "A row is one layer on one rank, a column a step; rows of the same layer lie beside each other."
+    about = "One row per layer and rank, one column per step."
     return Figure("layers", "layers", "Skipped layers by rank and step", about, spec, _table(layers, names), STATES)
 
 
@@ -75,7 +75,7 @@ def _overview(data: Data, names: Sequence[str]) -> Figure:
     ]
     meta = {"kind": "layers", "disagreed": layers["disagreed"], "widths": widths}
     spec = heatmap(z, layers["columns"], data["steps"], names, _SHARES, (0, 2), meta)
-    about = "A row is one layer on all ranks. Blue: how often it was skipped; orange to red: how often ranks differ."
+    about = "One row per layer. Blue: how often it was skipped; orange to red: how often ranks differed."
     return Figure("layers", "layers", "Skipped layers by step", about, spec, _table(layers, names), _LEGEND)
 
 
@@ -100,14 +100,14 @@ def _ranks(data: Data, names: Sequence[str]) -> Figure:
     labels = rank_rows(layers["rank_rows"])
     spec = heatmap(first, layers["columns"], data["steps"], labels, _SHARES, (0, 2), meta)
     rows = [[label, *_shares(layers["skipped"], place)] for place, label in enumerate(labels)]
-    about = "A row is a rank, or several. Blue: how often it was skipped; orange to red: the same, where ranks differ."
+    about = "One row per rank or group of ranks. Blue: how often it was skipped; orange to red: where ranks differ."
     return Figure(
         "layer-ranks",
         "layers",
         "One layer, by rank and step",
         about,
         spec,
-        Table(["ranks", "layers skipped of all"], rows),
+        Table(["ranks", "layers skipped"], rows),
         _LEGEND,
         choice=("Layer", names, worst),
     )
@@ -129,4 +129,4 @@ def _table(layers: Data, names: Sequence[str]) -> Table:
         parted = f"{layers['disagreed_steps'][place]:,} of {layers['compared_steps']:,}"
         share = words.percent(layers["skipped_share"][place])
         rows.append([name, share, parted, "-" if first is None else f"{first:,}"])
-    return Table(["layer", "skipped", "steps in which ranks differ", "first of them"], rows)
+    return Table(["layer", "skipped", "steps where ranks differ", "first"], rows)

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ddpfix.cli.report import words
-from ddpfix.cli.report.figures.figure import Data, Figure, Table, centres, layout, rank_rows, tidy, whole_ticks
+from ddpfix.cli.report.figures.figure import Data, Figure, Key, Table, centres, layout, rank_rows, tidy, whole_ticks
 from ddpfix.cli.report.figures.scales import Scales
 
 # A line a rank up to so many; of more, the most, the median and the least.
@@ -20,7 +20,7 @@ def make(data: Data, most: Scales) -> List[Figure]:
         return []
     x = centres(data["columns"])
     lines = _each(data, x) if len(memory["peak"]) <= LINES else _band(memory["peak"], x)
-    what = "peak memory of the GPU" if memory["of"] == "gpu" else "resident memory"
+    what = "peak GPU memory" if memory["of"] == "gpu" else "resident memory"
     drawn = layout(
         "step",
         f"{what}, GiB",
@@ -33,12 +33,10 @@ def make(data: Data, most: Scales) -> List[Figure]:
     spec = tidy(
         {"data": [*lines, _records(memory["records"])], "layout": drawn, "meta": {"kind": "plain"}, "compact": 180}
     )
-    about = (
-        "The highest so far. A diamond is a step that raised the peak of the whole run; hover shows its largest batch."
-    )
+    about = "The highest so far. A diamond marks a step that set a new peak; hover over it for the largest batch."
     if memory["of"] == "process":
-        about += " There was no GPU: this is the resident memory of each process."
-    legend = [*((line["line"]["color"], line["name"]) for line in lines), ("var(--alone)", "a new peak")]
+        about += " No GPU: resident memory of each process."
+    legend = [*(Key(line["line"]["color"], line["name"]) for line in lines), Key("var(--ink)", "new peak", "diamond")]
     return [Figure("memory", "memory", "Memory over time", about, spec, _table(memory), legend)]
 
 
@@ -69,9 +67,9 @@ def _band(rows: Sequence[Sequence[Optional[float]]], x: Sequence[float]) -> List
         return _gib([how(column) if column else None for column in columns])
 
     return [
-        _line("most of a rank", x, over(max), "var(--data)"),
+        _line("highest rank", x, over(max), "var(--data)"),
         _line("median", x, over(median), "var(--forward)"),
-        _line("least of ranks", x, over(min), "var(--optimizer)"),
+        _line("lowest rank", x, over(min), "var(--optimizer)"),
     ]
 
 
@@ -85,11 +83,11 @@ def _records(records: Sequence[Dict[str, Any]]) -> Data:
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": "a new peak, and its batch",
+        "name": "new peak",
         "x": [record["step"] for record in records],
         "y": [record["bytes"] / words.GIB for record in records],
         "customdata": [_told(record) for record in records],
-        "marker": {"color": "var(--alone)", "size": 9, "symbol": "diamond"},
+        "marker": {"color": "var(--ink)", "size": 9, "symbol": "diamond"},
         "hovertemplate": "%{customdata}<extra></extra>",
     }
 

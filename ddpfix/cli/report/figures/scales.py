@@ -20,28 +20,34 @@ class Scales(NamedTuple):
         seconds: the longest step of a rank, as a mean.
         own: the ends of the colours of a rank's own work.
         gib: the most memory of a rank.
-        loss: the smallest and the largest loss.
+        loss: the smallest and the largest loss; norm: the same of gradient norms.
     """
 
     seconds: float
     own: Tuple[float, float]
     gib: float
     loss: Tuple[float, float]
+    norm: Tuple[float, float]
 
 
 def of(runs: Sequence[Dict[str, Any]]) -> Scales:
     """Return the ends that hold all runs."""
     totals = [each["total"] for data in runs for each in data["time"]["per_rank"]]
     peaks = [record["bytes"] for data in runs for record in data["memory"]["records"]]
-    low = [value for data in runs for value in data["series"]["loss"]["low"]]
-    high = [value for data in runs for value in data["series"]["loss"]["high"]]
-    ends = (min(_known(low), default=0.0), max(_known(high), default=1.0))
     return Scales(
         max(_known(totals), default=0.0) * 1.03 or 1.0,
         robust([row for data in runs for row in data["time"]["own"]]),
         max(_known(peaks), default=0.0) / words.GIB * 1.08 or 1.0,
-        (ends[0] - 0.04 * (ends[1] - ends[0]), ends[1] + 0.04 * (ends[1] - ends[0])),
+        _ends(runs, "loss"),
+        _ends(runs, "norm"),
     )
+
+
+def _ends(runs: Sequence[Dict[str, Any]], name: str) -> Tuple[float, float]:
+    low = min(_known(value for data in runs for value in data["series"][name]["low"]), default=0.0)
+    high = max(_known(value for data in runs for value in data["series"][name]["high"]), default=1.0)
+    margin = 0.04 * (high - low) or 0.5
+    return low - margin, high + margin
 
 
 def _known(values: Iterable[Optional[float]]) -> List[float]:

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix.cli.report import words
-from ddpfix.cli.report.figures.figure import Data, Figure, Table, heatmap, label, layout, rank_rows, tidy
+from ddpfix.cli.report.figures.figure import Data, Figure, Key, Table, heatmap, label, layout, rank_rows, tidy
 from ddpfix.cli.report.figures.scales import Scales
 
 BARS = 48
@@ -60,13 +60,13 @@ def _bars(data: Data, longest: float) -> Figure:
         xaxis={"range": [0, longest]},
         yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
     )
-    about = "Mean seconds of a step, without the first step of each process. The backward does not include the wait."
+    about = "Median seconds per step of each rank, first step excluded. Backward excludes the wait."
     if len(time["per_rank"]) > BARS:
-        about += " A bar is the mean of neighbouring ranks; the straggler has one of its own."
+        about += " A bar is the mean of neighbouring ranks; the straggler has a separate bar."
     compact = max(100, min(520, 60 + 20 * len(groups)))
     spec = tidy({"data": traces, "layout": drawn, "meta": {"kind": "plain"}, "compact": compact})
-    legend = [(trace["marker"]["color"], trace["name"]) for trace in traces]
-    return Figure("time", "time", "Where the time of each rank goes", about, spec, _table(time), legend)
+    legend = [Key(trace["marker"]["color"], trace["name"]) for trace in traces]
+    return Figure("time", "time", "Time per step of each rank", about, spec, _table(time), legend)
 
 
 def _part(part: str, groups: Sequence[Tuple[str, List[Data]]], labels: Sequence[str]) -> Data:
@@ -91,12 +91,12 @@ def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
 
 
 def _spread(members: Sequence[Data]) -> str:
-    """Return the own work of several ranks: least, median, most."""
+    """Return the compute time of several ranks: least, median, most."""
     own = sorted(each["own"] for each in members if each["own"] is not None)
     if len(own) < 2:
         return ""
     least, middle, most = (words.seconds(value) for value in (own[0], median(own), own[-1]))
-    return f"<br>own work {least} to {most}, median {middle}"
+    return f"<br>compute {least} to {most}, median {middle}"
 
 
 def _share(value: Optional[float], members: Sequence[Data]) -> Optional[float]:
@@ -112,7 +112,7 @@ def _table(time: Data) -> Table:
         [str(each["rank"]), *(words.seconds(each[part]) for part in parts), f"{each['slowest_steps']:,}"]
         for each in order
     ]
-    return Table(["rank", "own work", *time["parts"], "whole step", "steps in which it was slowest"], rows)
+    return Table(["rank", "compute", *time["parts"], "step", "slowest in steps"], rows)
 
 
 def _map(data: Data, ends: Tuple[float, float]) -> Figure:
@@ -127,23 +127,24 @@ def _map(data: Data, ends: Tuple[float, float]) -> Figure:
     return Figure(
         "own",
         "time",
-        "Own work of each rank, by step",
-        "Seconds of a step without waiting; the others wait for red. A row of several ranks has the slowest.",
+        "Compute time of each rank, by step",
+        "Compute time per step, waits excluded. Red steps hold up the other ranks."
+        + (" A row shows the slowest of its ranks." if len(labels) < data["ranks"] else ""),
         spec,
-        Table(["ranks", "own work of the slowest, mean", "most", "wait, mean"], rows),
+        Table(["ranks", "mean compute of the slowest", "most", "mean wait"], rows),
         _bar(own, ends),
         is_scale=True,
     )
 
 
-def _bar(own: Sequence[Sequence[Optional[float]]], ends: Tuple[float, float]) -> List[Tuple[str, str]]:
+def _bar(own: Sequence[Sequence[Optional[float]]], ends: Tuple[float, float]) -> List[Key]:
     """Return the colours of the scale; its ends say so where cells lie beyond them."""
     known = [value for row in own for value in row if value is not None]
     low, top = ends
     return [
-        ("var(--ran)", words.seconds(low) + (" and less" if min(known) < low else "")),
-        ("var(--skipped)", words.seconds((low + top) / 2)),
-        ("var(--alone)", words.seconds(top) + (" and more" if max(known) > top else "")),
+        Key("var(--ran)", words.seconds(low) + (" and less" if min(known) < low else "")),
+        Key("var(--skipped)", words.seconds((low + top) / 2)),
+        Key("var(--alone)", words.seconds(top) + (" and more" if max(known) > top else "")),
     ]
 
 
