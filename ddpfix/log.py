@@ -150,10 +150,12 @@ def _tell(level: str, message: str) -> None:
             _write(logging.DEBUG, f"a line was not heard: {failure!r}")
 
 
-def info(message: str) -> None:
-    _tell("info", message)
+def info(*messages: str) -> None:
+    """Print a line of information, from rank 0; listeners get its parts one by one."""
+    for each in messages:
+        _tell("info", each)
     if first_rank():
-        _write(logging.INFO, message)
+        _write(logging.INFO, "; ".join(messages))
 
 
 def debug(message: str) -> None:

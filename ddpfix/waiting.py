@@ -74,7 +74,7 @@ class Waiting:
     def is_held(self, patch: str) -> bool:
         """Return whether nothing but the gate is between a patch and one of its targets."""
         held = [each.target.module for _, each in self._held if each.decision.patch == patch]
-        return any("*" in module or module in sys.modules for module in held)
+        return any((top(module) if "*" in module else module) in sys.modules for module in held)
 
     def add(self, patches: Iterable[Armed]) -> None:
         for each in patches:

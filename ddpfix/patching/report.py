@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Container, Dict, Iterator, List, Optional
 
 from ddpfix.state import State
 
@@ -72,17 +72,22 @@ class Report:
                 return entry
         raise KeyError(f"no patch {id!r}; known are {', '.join(p.id for p in self.patches)}")
 
-    def summary(self) -> str:
-        """Return one line: how many fixes are in place for what, and why others are not."""
-        there = [p for p in self.patches if p.state in (State.APPLIED, State.REGISTERED)]
+    def summary(self, imported: Optional[Container[str]] = None) -> str:
+        """Return one line: how many fixes are in use for which toolkits, and why others are not.
+
+        Args:
+            imported: names of modules; a toolkit that is not among them is not mentioned.
+        """
+        patches = [p for p in self.patches if imported is None or p.toolkit in imported]
+        there = [p for p in patches if p.state in (State.APPLIED, State.REGISTERED)]
         toolkits = list(dict.fromkeys(f"{p.toolkit} {p.version}" for p in there))
         count = f"{len(there)} fix{'es' if len(there) != 1 else ''}"
-        parts = [f"ddpfix {self.version}: {count} ready{' for ' if toolkits else ''}{', '.join(toolkits)}"]
+        parts = [f"ddpfix {self.version}: {count} in use{' for ' if toolkits else ''}{', '.join(toolkits)}"]
         untested = Counter((f"{p.toolkit} {p.version}", p.how) for p in there if not p.tested)
         parts += [f"{count} not tested with {release} ({how})" for (release, how), count in untested.items()]
-        skipped = Counter(p.how or p.reason.split(";")[0] for p in self.patches if p.state == State.SKIP)
+        skipped = Counter(p.how or p.reason.split(";")[0] for p in patches if p.state == State.SKIP)
         parts += [f"{count} left out ({why})" for why, count in sorted(skipped.items())]
-        failed = [p for p in self.patches if p.state == State.FAILED]
+        failed = [p for p in patches if p.state == State.FAILED]
         if failed:
             parts.append(f"{len(failed)} failed ({'; '.join(f'{p.id}: {p.reason}' for p in failed)})")
         return "; ".join(parts) + " (python -m ddpfix plan)"

@@ -82,7 +82,7 @@ def test_the_start_of_torchrun_says_nothing(tmp_path: Path) -> None:
 
 
 NIGHTLY = pytest.param("2.16.0.dev20261101+cpu", marks=pytest.mark.sampled(inside=False))
-START = re.compile(r"ddpfix [\d.]+: (\d+) fixes ready for torch [^,;]+(.*) \(python -m ddpfix plan\)")
+START = re.compile(r"ddpfix [\d.]+: (\d+) fixes in use for torch [^,;]+(.*) \(python -m ddpfix plan\)")
 
 
 @pytest.mark.parametrize("version", ["2.99.0", NIGHTLY])
@@ -151,7 +151,7 @@ def test_what_a_toolkit_hands_to_ddp_is_not_called_the_users_setting(tmp_path: P
     pytest.importorskip("lightning")
     found = job(tmp_path, "torch", torch.__version__, "lightning")
     told = "find_unused_parameters=False is what lightning hands to DDP, by its default or by a setting of it,"
-    assert told in found.output and "Have lightning hand over True, or set DDPFIX_LAYERDROP=off." in found.output
+    assert told in found.output and "Make lightning pass True, or set DDPFIX_LAYERDROP=off" in found.output
     # Lightning replaces the message, and the traceback has what is known all the same.
     assert "ddpfix: cause: inner.1.layers." in found.output
     assert 'Trainer(..., strategy="ddp_find_unused_parameters_true")' in found.output

@@ -51,4 +51,4 @@ def test_every_rank_is_under_ddpfix(tmp_path: Path, way: str) -> None:
         assert [settings["find_unused_parameters"] for settings in result.ddp] == [True]
     # Ranks agreed through the store of the group that fastNLP made, and rank 0 alone says so.
     assert screen.count("find_unused_parameters=True, as in fastNLP up to 0.6.0") == 1
-    assert screen.count("fixes ready for") == 1
+    assert screen.count("fixes in use for") == 1

@@ -24,7 +24,7 @@ def test_lines_of_ranks_that_no_torchrun_has_started_stand_once(way: str, tmp_pa
     ended = subprocess.run(words, env=ranks.environment(), capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     lines = [line for line in ended.stderr.splitlines() if line.startswith("ddpfix")]
-    assert any("fixes ready for" in line for line in lines) and any("got no gradient" in line for line in lines), (
+    assert any("fixes in use for" in line for line in lines) and any("got no gradient" in line for line in lines), (
         ended.stderr
     )
     assert len(lines) == len(set(lines)), ended.stderr

@@ -45,7 +45,7 @@ def test_lightning(tmp_path: Path) -> None:
     done = trained(tmp_path, program, "1")
     assert done.returncode == 0, done.stderr
     start, unused = lines(done.stderr)
-    assert "fixes ready for torch" in start and "2 parameters of Net (aux) got no gradient in a step" in unused
+    assert "fixes in use for torch" in start and "2 parameters of Net (aux) got no gradient in a step" in unused
 
 
 def test_accelerate(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_settings_of_the_command_line_arrive(tmp_path: Path) -> None:
     code, data = found(tmp_path, "--steps", "2", "--unused", "find", SCRIPT, "gloo")
     assert code == 0
     assert data["models"][0]["under"] == "under DDP with find_unused_parameters=True"
-    assert any("find_unused_parameters=True: DDPFIX_UNUSED=find" in line for line in data["said"])
+    assert any("set find_unused_parameters=True, because DDPFIX_UNUSED=find" in line for line in data["said"])
 
 
 @REST

@@ -244,7 +244,7 @@ def test_ranks_that_differ_are_named_with_the_difference() -> None:
 @pytest.mark.patches("transformers.layerdrop")
 def test_one_summary_line_per_process_group() -> None:
     output = outcome(*BASIC).output
-    assert output.count("fixes ready for") == 1, output
+    assert output.count("fixes in use for") == 1, output
     assert f"ddpfix {__version__}: " in output
 
 

@@ -243,19 +243,20 @@ def report_of(*states: str, **more: Any) -> Report:
 def test_the_summary_counts_and_gives_reasons() -> None:
     found = report_of("applied", "applied", "armed", "skip", "failed", "off", "absent", tested=True)
     assert found.summary() == (
-        "ddpfix 9.9: 2 fixes ready for kit 1.2; 1 left out (reason 3); 1 failed (kit.p4: reason 4; more)"
+        "ddpfix 9.9: 2 fixes in use for kit 1.2; 1 left out (reason 3); 1 failed (kit.p4: reason 4; more)"
         " (python -m ddpfix plan)"
     )
     found = report_of("applied", "registered", "registered", "armed", tested=True)
-    assert found.summary() == "ddpfix 9.9: 3 fixes ready for kit 1.2 (python -m ddpfix plan)"
-    assert report_of("armed", tested=True).summary() == "ddpfix 9.9: 0 fixes ready (python -m ddpfix plan)"
+    assert found.summary() == "ddpfix 9.9: 3 fixes in use for kit 1.2 (python -m ddpfix plan)"
+    assert found.summary(imported=["other"]) == "ddpfix 9.9: 0 fixes in use (python -m ddpfix plan)"
+    assert report_of("armed", tested=True).summary() == "ddpfix 9.9: 0 fixes in use (python -m ddpfix plan)"
 
 
 def test_the_summary_counts_what_was_not_tested_and_what_has_changed() -> None:
     found = report_of("applied", "registered", "armed", tested=False, how="unchanged there")
     found.patches.append(PatchReport("kit.p9", "kit", "1.2", "skip", "kit 1.2 has changed it", False, how="changed"))
     assert found.summary() == (
-        "ddpfix 9.9: 2 fixes ready for kit 1.2; 2 not tested with kit 1.2 (unchanged there); 1 left out (changed)"
+        "ddpfix 9.9: 2 fixes in use for kit 1.2; 2 not tested with kit 1.2 (unchanged there); 1 left out (changed)"
         " (python -m ddpfix plan)"
     )
 

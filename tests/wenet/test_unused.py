@@ -75,7 +75,7 @@ def test_where_all_is_used_nothing_changes_but_the_flag(results: Dict[str, List[
 
 @pytest.mark.patches("wenet.unused")
 def test_the_reason_is_logged(results: Dict[str, List[Any]]) -> None:
-    reason = "find_unused_parameters=True: with gradient checkpointing WeNet switches it off"
+    reason = "set find_unused_parameters=True, because with gradient checkpointing WeNet switches it off"
     assert reason in results["ours"][0]["log"] and reason not in results["unpatched"][0]["log"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from types import ModuleType
 from typing import Any, List, Optional, Tuple
 
@@ -61,9 +62,8 @@ class Agreement(ddp.Stage):
         self._site = site
 
     def together(self, call: ddp.Call) -> None:
-        call.facts["seed"] = agree_on(
-            self._site, call.module, process_groups.members_of(call.group), call.facts["failure"]
-        )
+        members, done = process_groups.members_of(call.group), call.facts.pop("done", "")
+        call.facts["seed"] = agree_on(self._site, call.module, members, call.facts["failure"], done)
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         wrapper = model.wrapper
@@ -127,12 +127,15 @@ def watch(output: Any, step: training.Step) -> None:
             tensor.grad_fn.register_hook(reached)
 
 
-def agree_on(site: Site, model: Any, members: rendezvous.Members, failure: Optional[Exception] = None) -> Optional[int]:
+def agree_on(
+    site: Site, model: Any, members: rendezvous.Members, failure: Optional[Exception] = None, done: str = ""
+) -> Optional[int]:
     """Compare with the other ranks, and return the shared seed (None: ranks cannot agree here).
 
     Args:
         model: the module that is wrapped, after the wrap hooks have run on it.
         failure: what the wrap hooks raised on this rank.
+        done: what ddpfix has done for this model, as a line says it.
 
     Raises:
         AgreementError: a rank lacks ddpfix or differs.
@@ -149,7 +152,7 @@ def agree_on(site: Site, model: Any, members: rendezvous.Members, failure: Optio
         seed = None
     if seed is None and rates:
         log.once(NOT_ASKED)
-    _log_summary(site)
+    _log_summary(site, done)
     return seed
 
 
@@ -166,13 +169,15 @@ def _seed(site: Site) -> int:
     return schedule.fold(base, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), site.keep(Wrappings).next())
 
 
-def _log_summary(site: Site) -> None:
-    """Log the summary once, when the first model is wrapped."""
+def _log_summary(site: Site, done: str) -> None:
+    """Log the summary once, when the first model is wrapped, in one line with what was done for that model."""
     if site.activation is not None and log.first_time("summary"):
         for lost in site.activation.verify():
             log.warning(lost)
         site.activation.tell_untested()
-        log.info(site.activation.report().summary())
+        log.info(site.activation.report().summary(sys.modules), *filter(None, [done]))
+    elif done:
+        log.info(done)
 
 
 class Wrappings:

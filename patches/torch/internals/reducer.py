@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from types import FunctionType
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
+from torch import distributed
 from torch.autograd import Variable
 
 from ddpfix.models.internals import AT_ANY_TIME as AT_ANY_TIME
@@ -83,6 +85,34 @@ def arm_again(reducer: Any) -> None:
     reducer.prepare_for_backward([])
 
 
+def use_up_flag_warning(group: Any) -> None:
+    """Use up torch's warning of a flag for which there was no unused parameter, unless the program wants all warnings.
+
+    torch prints it past Python, once a process. A small reducer, which communicates nothing, is where that happens
+    here: called by a function of torch's that hands warnings to Python, from a frame without a module, of which Python
+    prints none. No filter and no registry of warnings is touched.
+    """
+    if torch.is_warn_always_enabled():
+        return
+    with torch.enable_grad():
+        parameter = torch.zeros(1, requires_grad=True, device="cpu")
+        output = parameter.clone()
+        reducer = distributed.Reducer([parameter], [[0]], [_BYTES], group, find_unused_parameters=True)
+
+    def search(number: float) -> float:
+        reducer.prepare_for_backward([output])
+        return number
+
+    call = FunctionType(_apply.__code__, {"__name__": None})
+    call(torch.zeros(1, device="cpu"), search)
+
+
+def _apply(tensor: Any, function: Callable[[float], float]) -> None:
+    tensor.apply_(function)
+
+
+# Of a bucket.
+_BYTES = 1 << 20
 # at_end_of_backward(action): called within a backward; calls action() when that backward has ended.
 at_end_of_backward: Callable[[Callable[[], Any]], None] = Variable._execution_engine.queue_callback
 

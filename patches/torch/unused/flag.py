@@ -6,6 +6,8 @@ A model that skips layers leaves their parameters without gradient; DDP then fai
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from types import ModuleType
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
@@ -15,6 +17,8 @@ from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Registry, Site
 from ddpfix.user_code import package_that_calls, whose
 
+from ..internals import modes
+from ..internals.reducer import use_up_flag_warning
 from ..internals.wrapper import rebuild
 from ..pipeline import ddp
 
@@ -46,8 +50,9 @@ class Flag(ddp.Stage):
         requested = user_choice(call.arguments)
         if self._mode == "static" and _may_be_static(call.module):
             call.arguments.update({"static_graph": True, FLAG: False})
-        elif _decide(call.arguments, self._mode == "find"):
+        elif _decide(call, self._mode == "find"):
             call.facts["flag is ours"] = self._mode != "find" and not call.arguments.get(FLAG)
+            call.facts["flag is theirs"] = bool(user_choice(call.arguments))
             call.arguments[FLAG] = True
         log.setting(FLAG, requested, bool(call.arguments.get(FLAG)), self._note(call.arguments))
 
@@ -57,11 +62,28 @@ class Flag(ddp.Stage):
         return "" if self._mode == "auto" else f"DDPFIX_UNUSED={self._mode}"
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
-        model.flag_is_ours = call is not None and call.facts.get("flag is ours", False)
+        facts = {} if call is None else call.facts
+        model.flag_is_ours = facts.get("flag is ours", False)
+        if not facts.get("flag is theirs", True):
+            model.attach(self.place, before=functools.partial(_use_up_warning, model))
+        if facts.get("done"):
+            # Where ranks agree, it stands in the line with the summary.
+            log.info(facts.pop("done"))
 
     def hook(self, model: ddp.Wrapped, state: Any, hook: Any) -> None:
         if model.flag_is_ours and getattr(hook, "__name__", "") in _EXCLUDED_HOOKS:
             _unset_flag(model, hook.__name__)
+
+
+def _use_up_warning(model: ddp.Wrapped) -> None:
+    """Before the first forward of a model to which ddpfix has given the flag, keep torch from warning of it.
+
+    torch warns once a process, of the first model whose forward uses all parameters. A model whose user has set the
+    flag still gets the warning where its forward comes first.
+    """
+    model.detach(Flag.place)
+    with contextlib.suppress(Exception), modes.hidden(), modes.Uncounted():
+        use_up_flag_warning(model.wrapper.process_group)
 
 
 # Hooks that start further collectives, which interleave with the one of DDP's bitmap of used parameters: ranks may wait
@@ -78,51 +100,47 @@ def _unset_flag(model: ddp.Wrapped, hook: str) -> None:
     rebuild(wrapper)
     ddp.rebuild_stages(model)
     log.info(
-        f"{FLAG} is taken back: {hook} and the flag may make ranks wait for each other for ever. What goes unused is"
-        " marked as ready after each backward"
+        f"removed {FLAG}=True again, because ranks may deadlock when {hook} is combined with it. Parameters without"
+        " gradient are marked as ready after each backward instead"
     )
 
 
 def _may_be_static(model: Any) -> bool:
     skipping = _skipping(model, decided=True)
     if skipping:
-        log.warning(
-            f"DDPFIX_UNUSED=static cannot work with LayerDrop ({_named(skipping)}): {FLAG} is chosen as by auto"
-        )
+        log.warning(f"DDPFIX_UNUSED=static does not work with LayerDrop ({_named(skipping)}): auto is used instead")
     return not skipping
 
 
-def _decide(arguments: Dict[str, Any], always: bool) -> bool:
+def _decide(call: ddp.Call, always: bool) -> bool:
     """Return whether to set the flag to True."""
+    arguments = call.arguments
     user_value = user_choice(arguments)
     skipping = _skipping(arguments["module"], bool(arguments.get("static_graph")) or user_value is not None)
     idle = wrap_hooks.reasons(arguments["module"])
     if not skipping and not idle and not always:
-        return _was_dropped(arguments)
+        return _was_dropped(call)
     names = _named(skipping)
     if arguments.get("static_graph"):
         # A static graph accepts parameters that are unused in every step.
         if skipping:
-            log.warning(f"static_graph=True cannot work with LayerDrop ({names}): set the rate to 0, or leave it out")
+            log.warning(f"static_graph=True fails with LayerDrop ({names}). Remove it, or set the rate to 0")
         return False
     if user_value is not None:
         if not user_value and (skipping or idle):
             _warn(names, idle)
         # A toolkit may drop its user's setting before it builds DDP.
         return user_value
-    reasons = ([f"{names} skips layers"] if names else []) + idle
+    reasons = ([f"{names} skips layers at random"] if names else []) + idle
     against = "" if always else _against(arguments)
     if against and any(possible(arguments) for possible in FLAG_ALTERNATIVES):
         log.info(
-            f"{FLAG} is left out: {against}. {'; '.join(reasons)}: reductions are"
-            " finalized after each backward (DDPFIX_UNUSED=find takes the flag)"
+            f"{FLAG} is not set ({'; '.join(reasons)}), because {against}. ddpfix completes each reduction after the"
+            " backward instead. DDPFIX_UNUSED=find sets the flag"
         )
         return False
     if not arguments.get(FLAG):
-        log.info(
-            f"{FLAG}=True: {'; '.join(reasons) or 'DDPFIX_UNUSED=find'}. torch's warning 'did not find any unused"
-            " parameters' is about a step that leaves none out"
-        )
+        call.facts["done"] = f"set {FLAG}=True, because {'; '.join(reasons) or 'DDPFIX_UNUSED=find asks for it'}"
     return True
 
 
@@ -131,18 +149,19 @@ def _against(arguments: Dict[str, Any]) -> str:
     module = arguments["module"]
     excluding = wrap_hooks.excluded(module)
     if excluding:
-        return f"{', '.join(excluding)} excludes it"
+        return f"{', '.join(excluding)} does not work with it"
     if arguments.get(FLAG):
         return ""
     device = next((parameter.device.type for parameter in module.parameters()), "")
-    return f"on {device} the host would wait for each backward to look for them" if device in SLOWER_ON else ""
+    return f"with it, on {device} the host waits for each backward" if device in SLOWER_ON else ""
 
 
-def _was_dropped(arguments: Dict[str, Any]) -> bool:
+def _was_dropped(call: ddp.Call) -> bool:
     """Return whether the user has typed True, and the toolkit has lost it before it builds DDP."""
+    arguments = call.arguments
     if wrap_hooks.user_choice() != (True, True) or arguments.get("static_graph") or arguments.get(FLAG):
         return False
-    log.info(f"{FLAG}=True: it was given to the toolkit, which does not hand it on")
+    call.facts["done"] = f"set {FLAG}=True, as you asked: the toolkit does not pass it on to DDP"
     return True
 
 
@@ -157,12 +176,12 @@ def _trainable(module: Any) -> bool:
 
 
 def _warn(names: str, idle: List[str]) -> None:
-    why = "; ".join(([f"with LayerDrop active in {names}"] if names else []) + idle)
+    why = "; ".join(([f"{names} skips layers at random"] if names else []) + idle)
     package = "" if wrap_hooks.user_choice()[0] else package_that_calls()
-    fix = f"Have {package} hand over True" if package else "Leave it out"
-    fix += ", or set DDPFIX_LAYERDROP=off." if names and not idle else "."
+    fix = f"Make {package} pass True" if package else "Remove it"
+    fix += ", or set DDPFIX_LAYERDROP=off" if names and not idle else ""
     log.warning(
-        f"{FLAG}=False is {whose(package)} and stays; {why}, the next step raises 'Expected to have finished"
+        f"{FLAG}=False is {whose(package)} and stays, but {why}. A later step will raise 'Expected to have finished"
         f" reduction'. {fix}"
     )
 
