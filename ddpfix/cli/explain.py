@@ -1,4 +1,4 @@
-"""``ddpfix explain``: why a patch is there, or which patches speak of a word; torch and toolkits are not imported."""
+"""``ddpfix explain``: what a fix does and why, or which fixes mention a word; torch and toolkits are not imported."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SHORTEST = 3
 
 
 def explain(wanted: str) -> int:
-    """Print the problem, the evidence, the versions and the setting of one patch.
+    """Print what one fix does, the problem, the evidence, the versions and the setting; its id comes last.
 
-    A word that is no id gives the patches that speak of it, and what each is for. Returns 2 where none does. A
+    A word that is no id gives the fixes that mention it, and what each does. Returns 2 where none does. A
     removed name (any key of the table, or a command without ``ddpfix``) is answered with its line, a renamed patch
     with a line and its text.
     """
@@ -32,7 +32,7 @@ def explain(wanted: str) -> int:
     if patch is None:
         return _mention(wanted, whole)
     console = new_console()
-    console.print(plain(patch.id, "bold"))
+    console.print(Text("ddpfix ").append_text(plain(f"{patch.does or patch.problem}", "bold")))
     console.print(Text("\nProblem: ").append_text(plain(patch.problem)))
     console.print(Text("\nEvidence:"))
     for item in patch.evidence:
@@ -48,37 +48,38 @@ def explain(wanted: str) -> int:
     for item in patch.also:
         console.print(plain(f"  {item}"))
     console.print(Text("\nSetting: ").append_text(plain(_controls(patch))))
+    console.print(Text("\nFix: ").append_text(plain(patch.id)))
     return 0
 
 
 def _mention(wanted: str, whole: model.Matrix) -> int:
-    """Print the patches that speak of a word."""
+    """Print the fixes that mention a word."""
     word = wanted.strip().lower()
     found = [each for each in whole.patches.values() if word in _spoken(each)] if len(word) >= _SHORTEST else []
     if not found:
-        _env.say(f"no patch {wanted!r}: accepted are those of python -m ddpfix plan --all{near(wanted, whole.patches)}")
+        _env.say(f"no fix is called {wanted!r}; python -m ddpfix plan --all lists them{near(wanted, whole.patches)}")
         return 2
     console = new_console()
-    console.print(plain(f"No patch has the id {wanted!r}; these speak of it (explain <patch> has the whole):"))
+    console.print(plain(f"No fix is called {wanted!r}. These mention it (explain <fix> has more):"))
     table = Table(show_lines=False)
-    table.add_column("patch", no_wrap=True)
-    table.add_column("what it is for", overflow="fold")
+    table.add_column("what ddpfix does", overflow="fold")
+    table.add_column("fix", no_wrap=True)
     for each in found:
-        table.add_row(plain(each.id), plain(each.problem))
+        table.add_row(plain(each.does or each.problem), plain(each.id))
     console.print(table)
     return 0
 
 
 def _spoken(patch: model.Patch) -> str:
     """Return what is searched of a patch: id, problem, evidence, what else it changes, variables; in small letters."""
-    return " ".join((patch.id, patch.problem, *patch.evidence, *patch.also, _controls(patch))).lower()
+    return " ".join((patch.id, patch.does, patch.problem, *patch.evidence, *patch.also, _controls(patch))).lower()
 
 
 def _controls(patch: model.Patch) -> str:
-    switch = f"{settings.switch_name(patch.id)}=0 switches it off, =force applies it to a release that was not tested"
+    switch = f"{settings.switch_name(patch.id)}=0 switches it off, =force applies it to an untested release"
     if not patch.default:
         switch = f"{settings.switch_name(patch.id)}=1 switches it on (it is off by default)"
     if patch.setting is None:
         return switch
     variable = settings.PREFIX + patch.setting.upper()
-    return f"wanted when {variable} is {' or '.join(patch.when)}; {switch}" if patch.when else f"{variable}; {switch}"
+    return f"used when {variable} is {' or '.join(patch.when)}; {switch}" if patch.when else f"{variable}; {switch}"

@@ -94,13 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     commands: Any = parser.add_subparsers(dest="command", metavar=f"{{{','.join(_COMMANDS)}}}")
     _add_run(commands)
     _add_probe(commands)
-    plan = commands.add_parser("plan", help="say what would be done here, why, and what not; changes nothing")
-    plan.add_argument("--all", action="store_true", help="each patch with its reason, also those that do not apply")
+    plan = commands.add_parser("plan", help="say what ddpfix does in this environment; changes nothing")
+    plan.add_argument("--all", action="store_true", help="every fix, also those that are not applied, with the reason")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_settings(plan)
     plan.set_defaults(action=_plan)
-    explain = commands.add_parser("explain", help="the problem that a patch fixes, the evidence, versions and setting")
-    text = "a patch id as plan prints it, such as transformers.layerdrop; or a word, for the patches that speak of it"
+    explain = commands.add_parser("explain", help="what a fix does, for which problem, evidence, versions and setting")
+    text = "the name of a fix as plan prints it (transformers.layerdrop); or a word, for the fixes that mention it"
     patch: Any = explain.add_argument("patch", help=text)
     patch.completer = _patches
     explain.set_defaults(action=_explain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ddpfix import __version__
 from ddpfix._env import printable
-from ddpfix.matrix import detect, loader, resolve, settings, untested
+from ddpfix.matrix import detect, loader, model, resolve, settings, untested
 from ddpfix.state import State
 
 _STYLES = {
@@ -37,15 +37,15 @@ def make(chosen: Mapping[str, object]) -> Dict[str, Any]:
         "settings": {
             s.name: {"value": values[s.name], "from": values.sources.get(s.name, "default")} for s in settings.SETTINGS
         },
-        "patches": [{**as_data(each), "problem": whole.patches[each.patch].problem} for each in decisions],
+        "patches": [as_data(whole, each) for each in decisions],
         "gone": list(values.gone),
         "untested": list(untested.lines(whole, decisions).values()),
     }
 
 
-def as_data(decision: resolve.Decision) -> Dict[str, Any]:
-    """Return a decision as plain data."""
-    row = decision.row
+def as_data(whole: model.Matrix, decision: resolve.Decision) -> Dict[str, Any]:
+    """Return a decision as plain data, with what its fix is for and what it does."""
+    row, patch = decision.row, whole.patches[decision.patch]
     return {
         "id": decision.patch,
         "toolkit": decision.toolkit,
@@ -57,26 +57,26 @@ def as_data(decision: resolve.Decision) -> Dict[str, Any]:
         "nearest": decision.nearest,
         "targets": [str(target) for target in row.targets] if row is not None else [],
         "matrix_line": row.line if row is not None else None,
+        "problem": patch.problem,
+        "does": patch.does or patch.problem,
     }
 
 
 def show(chosen: Mapping[str, object], as_json: bool = False, everything: bool = False) -> None:
-    """Print the plan: what applies, in groups; or each patch with its reason; or JSON."""
+    """Print the plan: what is done here, and what not in a few lines; or each fix with its reason; or JSON."""
     plan = make(chosen)
     if as_json:
         sys.stdout.write(json.dumps(plan, indent=2) + "\n")
         return
     console = new_console()
-    console.print(Text(f"ddpfix {__version__}: the plan for this environment (nothing is changed)"))
-    console.print(_table(plan["patches"]) if everything else grouped(plan["patches"]))
+    console.print(Text(f"ddpfix {__version__}: this is what it does in this environment (nothing is changed now)"))
+    console.print(_table(plan["patches"]) if everything else in_use(plan["patches"]))
     changed = [f"{n} = {v['value']} (from {v['from']})" for n, v in plan["settings"].items() if v["from"] != "default"]
-    for text in [*plan["gone"], *plan["untested"]]:
+    for text in [*([] if everything else others(plan["patches"])), *plan["gone"], *plan["untested"]]:
         console.print(plain(text))
     console.print(plain("settings: " + ("; ".join(changed) or "all at their defaults")))
     if not everything:
-        console.print(
-            Text("--all says what each patch is for, or why it is left out; explain <patch> has the evidence")
-        )
+        console.print(Text("plan --all has the reason for each fix, explain <fix> the problem and the evidence"))
 
 
 def new_console() -> Console:
@@ -85,45 +85,53 @@ def new_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 140)
 
 
-def grouped(entries: List[Dict[str, Any]]) -> Table:
-    """Return one line a toolkit and action; a toolkit that is not installed is one line."""
-    table = Table(show_lines=False)
-    for heading, keep in (("toolkit", True), ("action", True), ("patches", False)):
-        table.add_column(heading, no_wrap=keep, overflow="fold")
-    groups: Dict[Tuple[str, State, bool], List[Dict[str, Any]]] = {}
+def in_use(entries: List[Dict[str, Any]]) -> Table:
+    """Return one line a fix that is applied here: what ddpfix does, and last the id."""
+    table = _headed("toolkit", "what ddpfix does", "fix")
+    before = ""
     for entry in entries:
-        groups.setdefault((entry["toolkit"], entry["action"], entry["tested"]), []).append(entry)
-    toolkits = list(dict.fromkeys(entry["toolkit"] for entry in entries))
-    order = list(_STYLES)
-    for toolkit, action, tested in sorted(groups, key=lambda g: (toolkits.index(g[0]), order.index(g[1]), not g[2])):
-        members = groups[toolkit, action, tested]
-        shown = action + ("" if tested else " (not tested)")
-        name = plain(f"{toolkit} {members[0]['version'] or '-'}")
-        table.add_row(name, plain(shown, _STYLES[action]), plain(_in_short(action, members)))
+        if entry["action"] == State.APPLY:
+            name = f"{entry['toolkit']} {entry['version']}"
+            note = "" if entry["tested"] else " (untested)"
+            table.add_row(plain(name if name != before else ""), plain(entry["does"] + note), plain(entry["id"]))
+            before = name
     return table
 
 
-def _in_short(action: State, entries: List[Dict[str, Any]]) -> str:
-    names = ", ".join(entry["id"] for entry in entries)
-    if action in (State.ABSENT, State.NOT_AFFECTED):
-        return f"{len(entries)} patches" if len(entries) > 1 else names
-    if action == State.SKIP:
-        # The reasons differ in the variable that forces each one.
-        reasons = dict.fromkeys(entry["reason"].partition(";")[0] for entry in entries)
-        return f"{names}: {'; '.join(reasons)}"
-    return names
+def others(entries: List[Dict[str, Any]]) -> List[str]:
+    """Return a line for each reason for which fixes are not applied; absent toolkits are one line together."""
+    groups: Dict[str, List[str]] = {}
+    for entry in entries:
+        # The reasons of those of one release differ in the variable that forces each one.
+        why = f"left out, {entry['reason'].partition(';')[0]}" if entry["action"] == State.SKIP else ""
+        groups.setdefault(why or _NOT_APPLIED.get(entry["action"], ""), []).append(entry["id"])
+    lines = [f"{why}: {', '.join(ids)}" for why, ids in sorted(groups.items()) if why]
+    absent = dict.fromkeys(entry["toolkit"] for entry in entries if entry["action"] == State.ABSENT)
+    return [*lines, *([f"not installed: {', '.join(absent)}"] if absent else [])]
+
+
+_NOT_APPLIED = {
+    State.OFF: "off",
+    State.NOT_CURED: "not fixed in this release",
+    State.NOT_AFFECTED: "not needed with this release",
+}
 
 
 def _table(entries: List[Dict[str, Any]]) -> Table:
-    table = Table(show_lines=False)
-    for heading, keep in (("patch", True), ("toolkit", True), ("action", True), ("what it is for, or why not", False)):
-        table.add_column(heading, no_wrap=keep, overflow="fold")
+    table = _headed("toolkit", "action", "what ddpfix does, or why nothing is done", "fix")
     for entry in entries:
         action = entry["action"] + ("" if entry["tested"] else " (not tested)")
         toolkit = plain(f"{entry['toolkit']} {entry['version'] or '-'}")
-        # Of what will be done, what for; of all else, why not.
-        why = entry["problem"] if entry["action"] == State.APPLY and entry["tested"] else entry["reason"]
-        table.add_row(plain(entry["id"]), toolkit, plain(action, _STYLES[entry["action"]]), plain(why))
+        # Of what will be done, what it is; of all else, why not.
+        why = entry["does"] if entry["action"] == State.APPLY and entry["tested"] else entry["reason"]
+        table.add_row(toolkit, plain(action, _STYLES[entry["action"]]), plain(why), plain(entry["id"]))
+    return table
+
+
+def _headed(*headings: str) -> Table:
+    table = Table(show_lines=False)
+    for heading in headings:
+        table.add_column(heading, no_wrap=not heading.startswith("what"), overflow="fold")
     return table
 
 

@@ -68,6 +68,8 @@ class Patch(NamedTuple):
     gated: bool = False
     # A function in patches/ that tells whether compiled code behaves as it needs, in a release that was not tested.
     probe: str = ""
+    # In a few words, with ddpfix as the subject: "makes all ranks skip the same layers".
+    does: str = ""
 
     def code_at(self, target: Target) -> str:
         """Return the function that is called at a target: ``file:function`` below patches/."""

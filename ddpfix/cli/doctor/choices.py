@@ -54,7 +54,7 @@ def look_at_settings(whole: Matrix, values: Settings, errors: List[str]) -> Sect
 def look_at_patches(whole: Matrix, toolkits: Mapping[str, Optional[str]], values: Settings) -> Section:
     """Return the section of patches: the plan for each, and what was done if ddpfix is active in this process."""
     decisions = resolve.resolve(whole, toolkits, values)
-    entries = [plan.as_data(decision) for decision in decisions]
+    entries = [plan.as_data(whole, decision) for decision in decisions]
     running = activation.engine()
     states = {each.id: each for each in running.report().patches} if running is not None else {}
     findings = [_untested(text) for text in untested.lines(whole, decisions).values()]

@@ -22,7 +22,7 @@ def whole(report: Mapping[str, Any]) -> Group:
     parts: List[Any] = [plain(f"ddpfix {report['versions'].get('ddpfix', '?')}: doctor"), problems(report["findings"])]
     for title, rows in _sections(report):
         parts += [Text(f"\n{title}", style="bold"), facts(rows)]
-    parts += [Text("\npatches", style="bold"), *_patches(report["patches"])]
+    parts += [Text("\nfixes", style="bold"), *_patches(report["patches"])]
     return Group(*parts)
 
 
@@ -111,7 +111,7 @@ def _limits(part: Mapping[str, Any]) -> List[Row]:
 def _patches(part: Mapping[str, Any]) -> List[Any]:
     if "error" in part:
         return [facts(_plain(part))]
-    lines: List[Any] = [plan.grouped(part["entries"])]
+    lines: List[Any] = [plan.in_use(part["entries"]), *map(plain, plan.others(part["entries"]))]
     states: Dict[str, int] = {}
     for entry in part["entries"]:
         if entry["state"] in ("applied", "registered", "armed", "failed"):

@@ -20,7 +20,20 @@ SCHEMA = "2"
 _ID = re.compile(r"^[a-z]\w*\.[a-z]\w*$")
 _HASH = re.compile(r"^([0-9a-f]{12}|absent)$")
 _REQUIRED = ("toolkit", "problem", "evidence", "rows")
-_OPTIONAL = ("code", "setting", "when", "default", "needs", "instead", "examined", "also", "after", "moment", "probe")
+_OPTIONAL = (
+    "code",
+    "setting",
+    "when",
+    "default",
+    "needs",
+    "instead",
+    "examined",
+    "also",
+    "after",
+    "moment",
+    "probe",
+    "does",
+)
 
 
 class Reader:
@@ -103,6 +116,7 @@ class Reader:
             instead=_instead(entry["instead"], when) if "instead" in entry else {},
             examined=_examined(entry["examined"]) if "examined" in entry else {},
             probe=self._code(entry["probe"]) if "probe" in entry else "",
+            does=entry["does"].text() if "does" in entry else "",
             gated="moment" in entry and entry["moment"].choice(("import", "gate"), "moment") == "gate",
         )
 
