@@ -93,7 +93,7 @@ def test_a_newer_torch_whose_places_are_unchanged_trains_the_same(tmp_path: Path
     assert found.code == 0 and found.trained == tested.trained, found.output
     # The first line says so, and no other differs.
     (first,), (other,) = [list(filter(None, map(START.match, each.said))) for each in (tested, found)]
-    assert other[1] == first[1] and f" ready for torch {version}" in other[0]
+    assert other[1] == first[1] and f" in use for torch {version}" in other[0]
     assert re.fullmatch(
         rf"; \d+ not tested with torch {re.escape(version)} \(unchanged there\)", other[2][len(first[2]) :]
     )
