@@ -6,6 +6,8 @@ from typing import Dict, List, Sequence
 
 # Stands for the module that holds all others.
 WHOLE = "the model"
+# Characters of names in one line.
+_LONGEST = 60
 
 
 def in_short(names: Sequence[str], every: Sequence[str] = ()) -> str:
@@ -28,7 +30,9 @@ def in_short(names: Sequence[str], every: Sequence[str] = ()) -> str:
 
 
 def short(words: Sequence[str], most: int) -> str:
-    """Return the first words, and the number of those that follow."""
+    """Return the first words, as many as fit into a line, and the number of those that follow."""
+    while most > 1 and len(", ".join(words[:most])) > _LONGEST:
+        most -= 1
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 

@@ -16,7 +16,7 @@ affected = pytest.mark.skipif(releases.release() < Version("0.7.0"), reason="the
 Results = Dict[str, List[Result]]
 STAYS = "find_unused_parameters=False is your own setting and stays"
 LATE = {"unused": "late"}
-FINALIZED = "ddpfix trains on without them, as find_unused_parameters=True does"
+FINALIZED = "ddpfix trains on, as find_unused_parameters=True does"
 
 
 def ddp(**keywords: Any) -> Dict[str, Any]:
@@ -90,7 +90,7 @@ def finished(results: List[Result]) -> List[str]:
 
 # By name: the run without ddpfix that it equals, the flag that each DDP was given, and what is said once or never.
 SAID = "find_unused_parameters=True, as in fastNLP up to 0.6.0"
-ONE_KIND = "activation checkpointing is non-reentrant in this model"
+ONE_KIND = "activation checkpointing runs with use_reentrant=False in this model"
 WRAPPED = "static_graph=True has no effect: the model is wrapped in DDP already"
 SAME: Dict[str, Tuple[str, bool, str, str]] = {
     "plain": ("given", True, SAID, STAYS),

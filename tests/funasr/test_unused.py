@@ -467,7 +467,7 @@ def test_one_line_says_what_was_done(outcomes: Any) -> None:
     assert "find_unused_parameters is not needed for them" in log
 
 
-FINALIZED = "ddpfix trains on without them, as find_unused_parameters=True does"
+FINALIZED = "ddpfix trains on, as find_unused_parameters=True does"
 OWN_FLAG = pytest.mark.skipif(RELEASE == (1, 0, 24), reason="find_unused_parameters is True there")
 
 

@@ -77,4 +77,4 @@ def test_where_ranks_cannot_be_asked_zeros_are_what_the_line_says(outcomes: Dict
 def test_a_line_says_so_and_nothing_of_decay(outcomes: Dict[str, Ranks], name: str) -> None:
     log, _ = outcomes[f"auto-{name}-2"][0]
     assert log.count("10 parameters of Net (aux, experts.0,") == 1, log
-    assert "as find_unused_parameters=True does" in log and "weight decay" not in log
+    assert "ddpfix trains on, as find_unused_parameters=True does" in log and "weight decay" not in log

@@ -134,7 +134,7 @@ def test_a_mode_counts_the_programs_calls_alone_in_each_step(models: int) -> Non
     assert trained_under_a_mode() == expected
 
 
-REPORTED = "2 parameters of Heads (other) got no gradient in a step"
+REPORTED = "2 parameters of Heads (other) got no gradient in a backward"
 
 
 @pytest.mark.parametrize("number", [1, STEPS - 1, STEPS, STEPS + 1, STEPS + 4])

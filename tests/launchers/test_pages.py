@@ -45,7 +45,7 @@ def test_lightning(tmp_path: Path) -> None:
     done = trained(tmp_path, program, "1")
     assert done.returncode == 0, done.stderr
     start, unused = lines(done.stderr)
-    assert "fixes in use for torch" in start and "2 parameters of Net (aux) got no gradient in a step" in unused
+    assert "fixes in use for torch" in start and "2 parameters of Net (aux) got no gradient in a backward" in unused
 
 
 def test_accelerate(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_accelerate(tmp_path: Path) -> None:
     done = trained(tmp_path, program, "1", *launcher)
     assert done.returncode == 0 and "trained on 2" in done.stdout, done.stderr
     start, unused = lines(done.stderr)
-    assert "accelerate" in start and "2 parameters of Net (aux) got no gradient in a step" in unused
+    assert "accelerate" in start and "2 parameters of Net (aux) got no gradient in a backward" in unused
 
 
 def test_the_trainer(tmp_path: Path) -> None:
@@ -83,4 +83,4 @@ def test_a_notebook(tmp_path: Path) -> None:
     done = trained(tmp_path, text + "notebook_launcher(train, num_processes=2)\n", "")
     assert done.stdout.count("trained on 2") == 1 and "registered: ready" in done.stdout
     assert done.returncode != 0 and "Expected to have finished reduction" in done.stderr
-    assert sum("got no gradient in a step" in line for line in lines(done.stderr)) == 1
+    assert sum("got no gradient in a backward" in line for line in lines(done.stderr)) == 1

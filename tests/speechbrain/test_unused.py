@@ -17,7 +17,7 @@ ACCUMULATES = Version("0.5.12") <= release
 FLAG, WINDOW = ["--find_unused_parameters"], ["--grad_accumulation_factor=2"]
 SWITCHED_OFF = {"speechbrain.unused": "0", "torch.finalize": "0"}
 LATE = {"unused": "late", "layerdrop": "stock"}
-FINALIZED = "ddpfix trains on without them, as find_unused_parameters=True does"
+FINALIZED = "ddpfix trains on, as find_unused_parameters=True does"
 Results = Dict[str, List[Result]]
 REWRITTEN = """import torch
 

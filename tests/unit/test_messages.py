@@ -22,10 +22,6 @@ TOO_LONG = {
     "ddpfix/ranks/groups/work.py",
     "patches/speechbrain/bypass.py",
     "patches/torch/replicas/text.py",
-    "patches/torch/sharded/deepspeed.py",
-    "patches/torch/unused/backward_count.py",
-    "patches/torch/unused/ready_marks.py",
-    "patches/torch/unused/reentrant.py",
     "patches/transformers/checkpointing.py",
     "patches/transformers/timeouts.py",
 }

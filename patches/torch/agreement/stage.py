@@ -22,12 +22,12 @@ from ..pipeline import ddp
 from ..pipeline.process_group import Follower, ProcessGroup
 
 NOT_MET = (
-    "DDP communicates nothing while this model is wrapped, so the ranks do not meet, and may skip different layers:"
-    " LayerDrop stays as shipped"
+    "LayerDrop stays as shipped, and ranks may skip different layers: DDP(init_sync=False) gives the ranks no moment at"
+    " which to agree"
 )
 NOT_ASKED = (
-    "ranks cannot be asked through this process group's store, so they may skip different layers: LayerDrop stays as"
-    " shipped. A group that is started by torchrun can be asked."
+    "LayerDrop stays as shipped, and ranks may skip different layers: they cannot agree through this process group's"
+    " store. A group that torchrun starts (gloo or NCCL, env://) has one that works."
 )
 
 

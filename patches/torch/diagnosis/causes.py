@@ -92,16 +92,16 @@ class _Finder:
     def text(self, kind: str, detail: str, groups: Sequence[Group]) -> str:
         """Return a sentence on a cause."""
         names, steps = modules(groups), self._evidence.steps
-        so_far = "in this step, the first one" if steps == 1 else f"in any of the {steps} steps so far"
+        so_far = "in the first step" if steps == 1 else f"in any of the {steps} steps so far"
         earlier = "the step" if steps == 2 else f"the {steps - 1} steps"
         return {
-            SKIPPED: f"{detail}, among them {names} in this step",
+            SKIPPED: f"{detail}, {names} in this step",
             OUTSIDE: f"{detail} is not part of the loss, and nothing else uses {names}",
             NEVER: f"{names} did not run {so_far}",
-            BRANCH: f"{names} was used in {earlier} before, and not in this one: a branch that was not taken",
-            LOST: f"{names} ran, and the loss does not depend on its result (detach(), no_grad(), thrown away)",
-            BESIDE: f"{names}: the module that holds it ran, and did without it",
-            UNKNOWN: f"{names} is not in the graph of the loss",
+            BRANCH: f"{earlier} before used {names}, this one did not (a branch that was not taken)",
+            LOST: f"{names} ran, but the loss does not depend on the result (detach(), no_grad(), or dropped)",
+            BESIDE: f"{names}: not used, although the module that holds it ran",
+            UNKNOWN: f"the graph of the loss does not reach {names}",
         }[kind]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, List, Sequence, Tuple
 
 from ...common.lines import release
+from ..unused.finalize import impossible
 from ..unused.states import REDUCTION
 from . import causes, parameter_groups, toolkit_lines
 from .other_ranks import Case, Others, names_of
@@ -17,8 +18,8 @@ _LINE = "\n    "
 # Modules that are frozen one by one.
 _FROZEN = 4
 _PREPARE = "model.reducer.prepare_for_backward([loss])"
-# The setting that does without an edit of the program.
-_WITHOUT_EDIT = "without an edit: DDPFIX_UNUSED=late"
+_LATE = "or set DDPFIX_UNUSED=late"
+_SUM = "(first_loss + second_loss).backward()"
 # Words, and lines to paste.
 Cure = Tuple[str, Sequence[str]]
 
@@ -31,14 +32,17 @@ def unfinished(case: Case, message: str) -> str:
     others = Others(case, missing)
     count = "1 parameter" if len(missing) == 1 else f"{len(missing) or 'some'} parameters"
     head = f"{count} got no gradient on {others.here}{_step(case)}{others.say()}:"
-    head += parameter_groups.listed(groups) or " torch names none"
+    head += parameter_groups.listed(groups) or " torch does not name them"
     reduction = REDUCTION.of(model)
-    if reduction is not None:
-        head += reduction.backwards.explain()
+    why = "" if reduction is None else reduction.backwards.explain()
+    if why:
+        # Not the flag: with it DDP ends at the second backward of a step.
+        words = "call backward equally often in each step, or once, for the sum of the losses"
+        return head + _told([why, *others.disagree()], [(words, [_SUM])])
     if evidence.is_static:
         return head + _told([_no_more(case, groups), *others.disagree()], _not_static(case))
     if model.wrapper.find_unused_parameters:
-        why = "find_unused_parameters=True is set: DDP found them behind an output that is not part of the loss"
+        why = "find_unused_parameters=True is set, but DDP found them behind an output that is not part of the loss"
         words = "return only what the loss needs from the wrapped model, or add it to the loss"
         return head + _told([why, *others.disagree()], [(words, ["loss = loss + 0.0 * output.sum()"])])
     found = causes.find(model, evidence, groups)
@@ -55,10 +59,8 @@ def _of_unused(case: Case, found: Sequence[causes.Cause], others: Others) -> Lis
         groups = [group for cause in found for group in cause.groups]
         if len(groups) <= _FROZEN:
             frozen = [f"{parameter_groups.attribute(group)}.requires_grad_(False)" for group in groups]
-            first = [("free of charge, before the model is wrapped, if no later step uses it", frozen)]
-    if kinds == {causes.OUTSIDE}:
-        first = [("free of charge: return only what the loss needs from the wrapped model", [])]
-    words = f"{_where(lines)} ({_WITHOUT_EDIT})"
+            first = [("freeze it before the model is wrapped, if no later step uses it (costs nothing)", frozen)]
+    words = _where(lines) + _without_edit(case)
     if not case.evidence.hides:
         return [*first, (words, [lines.find])]
     both = [lines.find, lines.not_reentrant]
@@ -67,15 +69,22 @@ def _of_unused(case: Case, found: Sequence[causes.Cause], others: Others) -> Lis
 
 def _by_hand(case: Case) -> Cure:
     """Return what helps where the program prepares DDP itself, within the forward of the wrapped module."""
-    words = "DDP is prepared within the forward of the wrapped model: paste both lines"
+    words = "the program prepares DDP inside the wrapped model's forward: paste both lines"
     if release("torch") >= (2, 1):
-        words += f" ({_WITHOUT_EDIT})"
+        words += _without_edit(case)
     return words, [toolkit_lines.of(case.wrapped_by).find, _PREPARE]
+
+
+def _without_edit(case: Case) -> str:
+    """Return the setting that does without an edit of the program; "" where it is on already, or would do nothing."""
+    model = case.model
+    kept = model.wrapper.find_unused_parameters and not model.flag_is_ours
+    return "" if kept or REDUCTION.of(model) is not None or impossible(model.wrapper) else f" ({_LATE})"
 
 
 def _no_more(case: Case, groups: Sequence[parameter_groups.Group]) -> str:
     names = parameter_groups.modules(groups)
-    why = f"static_graph=True expects the parameters of the first step in each step, and {names} was among them"
+    why = f"static_graph=True expects the same parameters in each step, and the first one used {names}"
     return why + _rate(case, groups)
 
 
@@ -87,7 +96,7 @@ def _rate(case: Case, groups: Sequence[parameter_groups.Group]) -> str:
 def _not_static(case: Case) -> List[Cure]:
     lines = toolkit_lines.of(case.wrapped_by)
     more = [lines.not_reentrant] if case.evidence.hides else []
-    words = f"find_unused_parameters=True in place of static_graph=True, {_where(lines)}"
+    words = f"replace static_graph=True by find_unused_parameters=True, {_where(lines)}"
     return [(words, [lines.not_static, *more])]
 
 
@@ -102,7 +111,7 @@ def twice(case: Case, message: str, error: BaseException, roots: Any) -> str:
         return ""
     others = Others(case, [number])
     why, cure = _why_twice(case, number, _backwards_within(error) > 1)
-    head = f"{model.names[number]} was ready twice on {others.here}{_step(case)}{others.say()}"
+    head = f"{model.names[number]} was marked ready twice on {others.here}{_step(case)}{others.say()}"
     return head + _told([why, *others.disagree()], [cure])
 
 
@@ -110,25 +119,27 @@ def _why_twice(case: Case, number: int, reentrant: bool) -> Tuple[str, Cure]:
     name, evidence, lines = case.model.names[number], case.evidence, toolkit_lines.of(case.wrapped_by)
     flag, module = case.model.wrapper.find_unused_parameters, _module(case.model.names[number])
     if reentrant:
-        why = f"{module} is used by two reentrant checkpoints, and each of them runs a backward of its own"
+        why = f"two reentrant checkpoints use {module}, and each runs a backward"
         if flag:
-            why = f"a reentrant checkpoint hides {module} from find_unused_parameters=True, which takes it for unused"
+            why = f"a reentrant checkpoint hides {module} from find_unused_parameters=True, so DDP takes it for unused"
         return why, (f"non-reentrant checkpoints, {_where(lines)}", [lines.not_reentrant])
-    without = (f"or without the flag, {_where(lines)}", [lines.do_not_find])
+    without: Cure = (f"or without the flag, {_where(lines)}", [lines.do_not_find])
+    if case.model.flag_is_ours:
+        # The program has none to leave out.
+        without = (_LATE, [])
     if flag and evidence.forwards > 1:
-        why = f"{evidence.forwards} forwards before one backward: find_unused_parameters=True searches the last one"
-        return why, (f"one forward for all inputs, {without[0]}", without[1])
+        why = f"{evidence.forwards} forwards before one backward, and find_unused_parameters=True searches the last one"
+        return why, (f"run one forward for all inputs, {without[0]}", without[1])
     if flag and case.is_inside:
-        why = "DDP was prepared within the forward of the wrapped model without its loss, and took all for unused"
-        return why, ("give it the loss, in the place of the line that prepares DDP", [_PREPARE])
+        why = "the program prepares DDP inside the wrapped model's forward without the loss: DDP takes all for unused"
+        return why, ("pass the loss where the program prepares DDP", [_PREPARE])
     if flag and number not in evidence.reached_by_outputs():
-        why = f"the loss uses {name} outside of the forward of the wrapped model, where DDP has taken it for unused"
-        return why, (f"use it within that forward, {without[0]}", without[1])
+        why = f"the loss uses {name} outside of the wrapped model's forward, so DDP takes it for unused"
+        return why, (f"use it inside that forward, {without[0]}", without[1])
     why = "two backwards of one step reach it"
     if evidence.backwards:
-        why = f"backward {evidence.backwards + 1} of this step reaches it, and so has an earlier one"
-    words = f"one backward for the sum of the losses ({_WITHOUT_EDIT})"
-    return why, (words, ["(first_loss + second_loss).backward()"])
+        why = f"backward {evidence.backwards + 1} of this step reaches it again"
+    return why, (f"one backward for the sum of the losses{_without_edit(case)}", [_SUM])
 
 
 def changed(case: Case, roots: Any) -> str:
@@ -144,12 +155,12 @@ def changed(case: Case, roots: Any) -> str:
     groups = parameter_groups.collapsed(names_of(model, new), model.names)
     others = Others(case, new)
     where = f"{others.here}{_step(case)}{others.say()}"
-    which = "of these at least one" if evidence.hides else f"{len(new)} parameters"
-    head = f"{which} had no gradient in the first step, and one on {where}:"
+    which = "1 parameter" if len(new) == 1 else f"{len(new)} parameters"
+    head = f"{'at least one of ' if evidence.hides else ''}{which} unused in the first step got a gradient on {where}:"
     if not new:
-        head = f"a parameter is used more often than in the first step, on {where}"
+        head = f"a parameter got more gradients than in the first step on {where}"
     names = parameter_groups.modules(groups) or "the graph"
-    why = f"static_graph=True, and {names} is not used in the same way in each step{_rate(case, groups)}"
+    why = f"static_graph=True expects the same graph in each step, and the use of {names} changes{_rate(case, groups)}"
     return head + parameter_groups.listed(groups) + _told([why, *others.disagree()], _not_static(case))
 
 

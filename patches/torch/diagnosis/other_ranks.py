@@ -71,7 +71,7 @@ class Others:
                 texts.append(f"rank {each.rank}{more}: {modules}")
         if found.answered < found.size:
             limit = f"{comparison.LIMIT:g} s"
-            texts.append(f"{self._silent(found)} said nothing for {limit}: nothing is missing there, or it has ended")
+            texts.append(f"{self._silent(found)} did not answer within {limit}: no such error there, or it has exited")
         return [f"the ranks disagree; {'; '.join(texts)}"]
 
     @staticmethod

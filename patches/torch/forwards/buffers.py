@@ -121,8 +121,8 @@ def _hidden(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(self)
         writes.hide()
         text = (
-            f"a {type(self.module).__name__} has forwards before the backward of an earlier one: what DDP's broadcast"
-            " writes into its buffers is hidden from autograd where no gradient depends on it"
+            f"{type(self.module).__name__} runs a forward before the backward of an earlier one. Where no gradient"
+            " depends on a buffer, ddpfix hides DDP's broadcast into it from autograd"
         )
         lowest_rank.report("buffers", text)
         return result

@@ -22,9 +22,7 @@ from .backward import Backwards
 from .optimizer_hooks import Steps
 from .shared import Shared
 
-_JOINS = (
-    "{} is trained within join(), where ranks may have different numbers of batches: DDPFIX_UNEVEN does nothing there"
-)
+_JOINS = "DDPFIX_UNEVEN has no effect on {}, which trains inside join(): join() handles uneven data itself"
 # So many forwards without a backward have their place recorded; a program with more of them means it so.
 _PLACES = 8
 

@@ -50,8 +50,8 @@ def _made(site: Site, wrapped: Any, engine: Any, args: Tuple[Any, ...], kwargs: 
         root_step.agreed(site, engine, engine.module, process_groups.members_of(None), waits=False)
     elif cover.active(engine.module):
         log.warning(
-            "DeepSpeed was given an mpu (model or sequence parallel groups): which ranks train one model is not known,"
-            " and LayerDrop stays as shipped, so ranks may skip different layers. DDPFIX_LAYERDROP=off trains without"
+            "LayerDrop stays as shipped, and ranks may skip different layers: DeepSpeed was given an mpu, so ddpfix"
+            " does not know which ranks train one model. DDPFIX_LAYERDROP=off trains without LayerDrop."
         )
 
 
@@ -81,8 +81,7 @@ def _refuse_skips(engine: Any, step: training.Step) -> None:
     if step.skipped and engine.zero_optimization_stage() >= _PARTS:
         skip = step.skipped[0]
         raise RuntimeError(
-            f"ddpfix: LayerDrop has skipped layer {skip.layer} of {skip.module or 'the model'}, and under ZeRO 3 a"
-            " layer that does not run keeps the gradient of an earlier step, which the optimizer then uses. Set the"
-            " rate to 0 (DDPFIX_LAYERDROP=off does it for all models), or train with ZeRO 1 or 2, which can skip"
-            " layers."
+            f"ddpfix: LayerDrop skipped layer {skip.layer} of {skip.module or 'the model'}. Under ZeRO 3 such a layer"
+            " keeps the gradient of an earlier step, and the optimizer would use it.\n"
+            "Set DDPFIX_LAYERDROP=off (or the rate to 0), or train with ZeRO 1 or 2, which can skip layers."
         )

@@ -103,7 +103,10 @@ class Backwards:
 
     def _check_all_ranks(self, word: str) -> None:
         if not self._roll_call().same(word):
-            raise roll_call.RollCallError(f"ddpfix: this rank has {word}, and others have more or fewer")
+            raise roll_call.RollCallError(
+                f"ddpfix: ranks do not call backward equally often: this rank has {word}, others have more or fewer.\n"
+                "Call backward equally often on every rank, or once, for the sum of the losses."
+            )
 
     def _roll_call(self) -> roll_call.RollCall:
         if self._roll is None:
@@ -123,20 +126,19 @@ class Backwards:
         """Reduce pending gradients before an optimizer uses them; RuntimeError: they were changed before."""
         if self._pending is not None and self._pending.changed():
             raise RuntimeError(
-                f"ddpfix: gradients of {type(self._model.wrapper.module).__name__} were changed before they were"
-                f" averaged: earlier steps ran {self.expected} backwards, and DDP waits for the last one; this one ran"
-                f" {self.done}. Call backward equally often in each step (or once, for the sum of the losses), or set"
-                " DDPFIX_UNUSED=off and find_unused_parameters as torch asks for it."
+                f"ddpfix: gradients of {type(self._model.wrapper.module).__name__} were changed before DDP averaged"
+                f" them.\nEarlier steps ran {self.expected} backwards, and DDP averages after the last one; this step"
+                f" ran {self.done}.\nCall backward equally often in each step, or once, for the sum of the losses."
             )
         reduction.on(OPTIMIZER)
 
     def explain(self) -> str:
-        """Return an addition to torch's error about missing gradients; "" if no backward is pending."""
+        """Return why gradients are missing in torch's error about them; "" if no backward is pending."""
         if self._pending is None:
             return ""
         return (
-            f"\nddpfix: earlier steps ran {self.expected} backwards, the last one ran {self.done}, and no torch"
-            " optimizer has stepped since"
+            f"earlier steps ran {self.expected} backwards, the last one ran {self.done}, and no optimizer of torch has"
+            " stepped since"
         )
 
 

@@ -142,13 +142,13 @@ _DELAYED = ("delay_all_reduce_named_params", "param_to_hook_all_reduce")
 def impossible(wrapper: Any) -> str:
     """Return why reductions cannot be finalized with right gradients; "" if they can."""
     if getattr(wrapper, "static_graph", False):
-        return "static_graph=True counts on the same parameters in each step"
+        return "static_graph=True expects the same parameters in each step"
     if getattr(wrapper, "mixed_precision", None) is not None:
-        return "DDP's own mixed precision reports gradients in its own way"
+        return "DDP's mixed_precision hooks hide when gradients arrive"
     if private.has_python_reducer(wrapper):
         return "compiled autograd reduces without a reducer"
     if private.delays(wrapper):
-        return "some of its parameters are reduced by themselves"
+        return "delay_all_reduce_named_params reduces some parameters separately"
     if not can_ask():
-        return "ranks cannot be asked whether a step has more backwards on all of them"
+        return "ranks cannot compare their numbers of backwards through this process group's store"
     return ""

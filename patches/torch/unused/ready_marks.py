@@ -15,8 +15,9 @@ from .gradient_hooks import Arrivals
 from .skipped_layers import SKIPPED
 
 NOT_FINALIZED = (
-    "ddpfix: DDP still waits for gradients after those that are missing were marked as ready, so they are not averaged."
-    " Please report this with the versions of torch and ddpfix; DDPFIX_UNUSED=find does without."
+    "ddpfix: DDP still waits for gradients after ddpfix marked the missing ones as ready, so this step is not"
+    " averaged.\nPlease report this with your versions of torch and ddpfix."
+    " DDPFIX_UNUSED=find trains without these marks."
 )
 
 
@@ -206,13 +207,14 @@ class Absent:
         names = [self._model.names[number] for number in numbers]
         count = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
         cure = (
-            "ddpfix gives them a zero gradient, so weight decay and momentum still update them. Set"
-            " DDPFIX_UNUSED=find to leave them untouched"
+            "ddpfix gives them a zero gradient, so weight decay and momentum still update them.\n"
+            "Set DDPFIX_UNUSED=find to leave them untouched."
             if self._zeros
-            else "ddpfix trains on without them, as find_unused_parameters=True does"
+            else "ddpfix trains on, as find_unused_parameters=True does."
         )
+        # Of the last backward: an earlier micro-batch, under no_sync, may have given them one.
         lowest_rank.report(
             f"absent/{self._model.number}",
-            f"{count} of {type(self._model.wrapper.module).__name__} ({in_short(names)}) got no gradient in a step."
-            f" Plain DDP would raise an error in the next one; {cure}.",
+            f"{count} of {type(self._model.wrapper.module).__name__} ({in_short(names)}) got no gradient in a backward."
+            f" Plain DDP would crash; {cure}",
         )

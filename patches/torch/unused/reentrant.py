@@ -165,12 +165,12 @@ def _forget() -> None:
 
 
 _NON_REENTRANT = (
-    "activation checkpointing is non-reentrant in this model (use_reentrant=False): the reentrant kind cannot"
-    " train with find_unused_parameters=True (DDPFIX_UNUSED=late does without the flag, and keeps it)"
+    "activation checkpointing runs with use_reentrant=False in this model, because reentrant checkpoints cannot train"
+    " with find_unused_parameters=True"
 )
 _SECOND = (
-    "ddpfix: a backward of {} has begun after DDP had averaged the gradients of this step, so that what it adds would"
-    " stay on this rank. Plain torch ends this program with 'Expected to mark a variable ready only once', because of"
-    " its reentrant checkpoints under find_unused_parameters=True. Call backward once, for the sum of the losses; or"
-    " leave find_unused_parameters out: then such a backward is averaged as well"
+    "ddpfix: a second backward of {} began after DDP had averaged this step, so its gradients would stay on this"
+    " rank.\nPlain torch ends this program with 'Expected to mark a variable ready only once', because it combines"
+    " reentrant checkpoints and find_unused_parameters=True.\n"
+    "Call backward once, for the sum of the losses."
 )

@@ -34,18 +34,18 @@ def raise_if_any(model: ddp.Wrapped) -> None:
     """Raise if DDP does not know a trained parameter; plain torch would end this reduction with an error."""
     names = unreduced(model)
     if names:
-        raise RuntimeError(f"ddpfix: {_described(model, names)}: {_FIX}")
+        raise RuntimeError(f"ddpfix: {_described(model, names)}.\nWrap {_FIX}")
 
 
 def warn_if_any(model: ddp.Wrapped) -> None:
     """Say so if DDP does not know a trained parameter, after a reduction that plain torch would complete too."""
     names = unreduced(model)
     if names:
-        text = f"{_described(model, names)}. Where all ranks are to have the same: {_FIX}"
+        text = f"{_described(model, names)}.\nIf all ranks should train them alike, wrap {_FIX}"
         lowest_rank.report(f"unregistered/{model.number}", text, warns=True)
 
 
-_FIX = "wrap the model after its layers are chosen and unfrozen, or wrap it again"
+_FIX = "the model after its layers are chosen and unfrozen, or wrap it again."
 
 
 def _described(model: ddp.Wrapped, names: List[str]) -> str:
@@ -53,7 +53,7 @@ def _described(model: ddp.Wrapped, names: List[str]) -> str:
     replaced = [name for name, parameter in zip(model.names, model.parameters) if id(parameter) not in here]
     count = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
     text = (
-        f"DDP does not average {count} of {type(model.wrapper.module).__name__}"
-        f" ({in_short(names)}): they were added, replaced or unfrozen after wrapping"
+        f"DDP does not average {count} of {type(model.wrapper.module).__name__} ({in_short(names)}), added, replaced or"
+        " unfrozen after wrapping"
     )
-    return text + (f". DDP still waits for the ones that they replaced ({in_short(replaced)})" if replaced else "")
+    return text + (f".\nDDP still waits for the ones they replaced ({in_short(replaced)})" if replaced else "")
