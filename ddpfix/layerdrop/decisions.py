@@ -217,11 +217,11 @@ def _checked(
         number = None
     refusal = ""
     if number is None:
-        refusal = "its number is not known to be uniform, and one for each layer"
+        refusal = "ddpfix cannot prove that it draws one uniform number for each layer"
     elif _is_compared_again(scope, node, number):
-        refusal = "its number is compared in another place as well"
+        refusal = "it compares the number that it draws a second time"
     elif rate is None:
-        refusal = "what it is compared with is no rate that the module holds"
+        refusal = "it compares the number that it draws with something other than a rate of the module"
     running = [loop for loop in loops.for_loops(scope) if loops.uses(scope, loop)]
     compared = compare if isinstance(compare, ast.Compare) else None
     return Decision(node, compared, skip, number, is_left, rate, layers, holders, is_part, len(running) < 2, refusal)

@@ -16,7 +16,7 @@ from ddpfix.models import internals
 from ddpfix.patching.site import PatchError
 from ddpfix.user_code import module_of
 
-_PROPERTY = "a property that does more than read"
+_PROPERTY = "a property that is computed"
 
 
 def drawing_methods(owner: type) -> Tuple[str, ...]:
@@ -92,7 +92,7 @@ def check(owner: type, module: Any) -> None:
             place = f"{inner.__code__.co_filename}:{getattr(each.node, 'lineno', 0)}"
             names = each.number.generator.split(".") if each.number is not None and each.number.generator else []
             if names and not is_numpy_generator(held(module, names)):
-                raise PatchError(f"it draws from a generator of its own, {'.'.join(names)} ({place})")
+                raise PatchError(f"it draws from its own generator, self.{'.'.join(names)} ({place})")
             for name in each.holders:
                 if held(module, (name,)) is UNREADABLE:
                     raise PatchError(f"its layers, self.{name}, are {_PROPERTY} ({place})")
@@ -104,7 +104,7 @@ def _check_rate(decision: Decision, path: Tuple[str, ...], module: Any, place: s
     value = held(module, path)
     # An entry of a vector that was compared as a whole has an entry of the rates, of which only one may be known.
     is_one = not (decision.node is not decision.compare and hasattr(value, "__len__"))
-    kind = "" if is_one else "a list, compared as a whole"
+    kind = "" if is_one else "a list that is compared as a whole"
     if value is UNREADABLE:
         kind = _PROPERTY
     elif isinstance(value, torch.Tensor):

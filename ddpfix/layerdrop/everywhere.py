@@ -50,7 +50,7 @@ def put(site: Site, owner: type, change: Change) -> None:
     """Change a class whose method draws, once; PatchError where it does not draw."""
     if cover.drawing_method(owner) is None:
         raise PatchError(
-            f"{owner.__qualname__} draws for no layers: none of {', '.join(decisions.METHODS)} compares a draw"
+            f"{owner.__qualname__} does not draw for layers: none of {', '.join(decisions.METHODS)} compares a draw"
         )
     if owner not in cover.COVERED:
         change(site, owner, True)
@@ -86,7 +86,7 @@ class _InModels:
             classes = cover.drawing_classes(model)
         except Exception as error:
             # A property of the user's may raise outside of a forward: no reason to end a job that trains without us.
-            _say(type(model), f"it could not be searched ({error!r})")
+            _say(type(model), f"ddpfix could not search it ({error!r})")
             return
         for owner, module in classes.items():
             _put(self.site, owner, self.change, module)
@@ -109,10 +109,10 @@ def _put(site: Site, owner: type, change: Change, module: Any) -> None:
         _say(owner, why)
     for helper in covered.replaced(module):
         place = f"{helper.function.__code__.co_filename}:{helper.function.__code__.co_firstlineno}"
-        _say(type(module), f"{owner.__qualname__} was read with another {helper.name} ({place})")
+        _say(type(module), f"it replaces {helper.name} of {owner.__qualname__} ({place})")
 
 
 def _say(owner: type, why: str) -> None:
-    line = f"{full_name(owner)} skips layers, and each rank decides for itself: {why}"
+    line = f"ranks may skip different layers of {full_name(owner)}: {why}"
     if log.first_time(line):
         log.info(line)

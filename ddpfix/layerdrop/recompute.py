@@ -91,8 +91,9 @@ def repeated(
     if past is None:
         raise RuntimeError(
             f"ddpfix: {type(module).__name__} is recomputed in backward, and {len(kept)} earlier calls could be the one"
-            " that it repeats. Keep checkpoint(..., preserve_rng_state=True), or checkpoint each layer instead of the"
-            " whole stack; DDPFIX_LAYERDROP=off trains without LayerDrop."
+            " that it repeats.\n"
+            "Use checkpoint(..., preserve_rng_state=True), or checkpoint each layer instead of the whole stack.\n"
+            "DDPFIX_LAYERDROP=off trains without LayerDrop."
         )
     past.repeated = True
     return past.base, past.step.replica

@@ -26,7 +26,7 @@ def tree_of(function: FunctionType) -> ast.FunctionDef:
     tree = definition(_text(function), function.__code__.co_firstlineno)
     try:
         if not any(_same(_compiled(function, tree, (), names), function.__code__) for names in _imports(function)):
-            raise PatchError(f"the source of {function.__qualname__} is not what runs")
+            raise PatchError(f"the source of {function.__qualname__} differs from the code that runs")
     except (SyntaxError, ValueError, RecursionError) as error:
         raise PatchError(f"the source of {function.__qualname__} cannot be compiled by itself: {error}") from error
     return tree
@@ -42,7 +42,7 @@ def definition(text: str, line: int) -> ast.FunctionDef:
     first: Any = module.body[0]
     tree = first.body[0] if indented else first
     if not isinstance(tree, ast.FunctionDef):
-        raise PatchError("its source is no definition of a function")
+        raise PatchError("its source is not a function definition")
     ast.increment_lineno(tree, line - 1 - indented)
     return tree
 

@@ -9,11 +9,11 @@ from ddpfix.layerdrop import branches, loops
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Scope
 
-_DRAWN_LAYERS = "the layers themselves are drawn"
-_OWN_COUNT = "its loop counts the layers by itself"
-_NO_LOOP = "it decides about one layer outside of a loop"
-_SEVERAL = "its draw stands in a function that is no single expression"
-_CHANGED = "its number is not known to be uniform, and one for each layer"
+_DRAWN_LAYERS = "it draws the layers themselves"
+_OWN_COUNT = "it counts the layers in a while loop"
+_NO_LOOP = "it skips a single layer outside of a loop"
+_SEVERAL = "it draws in a function that is more than one expression"
+_CHANGED = "ddpfix cannot prove that it draws one uniform number for each layer"
 
 
 def in_scope(scope: Scope, drawing: Sequence[ast.Call] = ()) -> List[Decision]:

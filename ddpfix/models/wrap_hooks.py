@@ -45,7 +45,9 @@ def run_before_wrap(model: Any, waiting: bool = True) -> Optional[Exception]:
         for action in [*_BEFORE, *(_BEFORE_WAITING if waiting else ())]:
             action(model)
     except Exception as error:
-        log.warning(f"the model could not be inspected ({error!r}); report this, and set DDPFIX=0 to go on without us")
+        log.warning(
+            f"ddpfix could not inspect the model: {error!r}. Please report this; DDPFIX=0 trains without ddpfix"
+        )
         return error
     return None
 

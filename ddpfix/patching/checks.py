@@ -17,7 +17,7 @@ def code_names(owner: Any, name: str) -> Sequence[str]:
     """
     function = inspect.unwrap(vars(owner)[name]) if name in vars(owner) else None
     if not isinstance(function, FunctionType):
-        raise PatchError(f"{_called(owner)}.{name} is not there, or not a plain function")
+        raise PatchError(f"{_called(owner)}.{name} does not exist, or is not a plain function")
     code = function.__code__
     return [*code.co_names, *(text for text in code.co_consts if isinstance(text, str))]
 

@@ -82,7 +82,7 @@ class Gate:
             try:
                 self._on_open()
             except Exception as error:
-                log.warning(f"patches that waited are not in place: {error!r}")
+                log.warning(f"some fixes could not be applied: {error!r}")
             for stub, top in zip(self._stubs, tops):
                 _cover(stub, top, before)
             self._is_settled = True

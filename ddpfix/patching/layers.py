@@ -83,7 +83,7 @@ class Record:
         if current is not MISSING and relink(current, self.now, self.was):
             taken.append((current, self.now))
             return None
-        return f"{self.home}.{self.attribute} no longer holds our patch: somebody replaced it, and it stays as it is"
+        return f"{self.home}.{self.attribute} no longer holds ddpfix's patch: other code replaced it, and stays"
 
     def _restore(self) -> None:
         if self.inherited:

@@ -278,7 +278,7 @@ def locate(module: ModuleType, attribute: str, expects: Sequence[str]) -> Any:
         owner = getattr(owner, part, None)
     found = getattr(owner, last, None)
     if found is None:
-        raise PatchError(f"{attribute} is not there any more")
+        raise PatchError(f"{attribute} no longer exists")
     if expects:
         parameters = inspect.signature(found).parameters
         missing = [name for name in expects if name not in parameters]

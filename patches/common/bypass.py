@@ -161,7 +161,7 @@ class Route:
         else:
             log.on_every_rank(
                 f"{where} calls a {type(self._module()).__name__} past its DistributedDataParallel wrapper, and not on"
-                " all ranks: gradients of this call stay on their rank"
+                " every rank. DDP does not average the gradients of this call"
             )
         return agreed
 

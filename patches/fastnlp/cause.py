@@ -60,7 +60,7 @@ def _say(driver: Any, error: BaseException) -> None:
     rank = driver.global_rank
     is_victim, text = follows(error), peers.formatted(error)
     if not is_victim and peers.claim(rank, text):
-        _print(driver, f"\nddpfix: rank {rank} failed first and ends the others. The cause:\n{text}\n")
+        _print(driver, f"\nddpfix: rank {rank} failed first and ends the other ranks. The cause:\n{text}\n")
         if error_file.write(error):
             # The others, which this rank ends now, are not to be taken for the first.
             error_file.next_second()
@@ -69,7 +69,7 @@ def _say(driver: Any, error: BaseException) -> None:
     cause = peers.first_cause(rank, _others(driver))
     if not is_victim:
         # Still there, so it says its own as well; the first one comes at the end of all, when the exception is printed.
-        _print(driver, f"\nddpfix: rank {rank} failed as well. The cause:\n{text}\n")
+        _print(driver, f"\nddpfix: rank {rank} failed too. The cause:\n{text}\n")
     elif cause:
         error.args = (f"{error}\n{cause}",)
 

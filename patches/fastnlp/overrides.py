@@ -48,7 +48,7 @@ def _made(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
     if settings and (getattr(driver, "outside_ddp", False) or isinstance(driver.model, DistributedDataParallel)):
         for name, value in settings.items():
             log.setting(name, value, "nothing", "the model is wrapped in DDP already")
-        log.warning(f"{_listed(settings)} has no effect: the model is wrapped in DDP already; give it to that DDP")
+        log.warning(f"{_listed(settings)} has no effect: the model is wrapped in DDP already. Pass it to that DDP")
 
 
 def intended_ddp_kwargs(torch_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Dict[str, Any]:
@@ -58,9 +58,11 @@ def intended_ddp_kwargs(torch_kwargs: Mapping[str, Any], kwargs: Mapping[str, An
     for place, name, value in _misplaced(torch_kwargs, kwargs):
         if name not in result:
             result[name] = value
-            log.info(f"{place}{name}={value!r} is used as {SPELLING % f'{name!r}: {value!r}'}, where fastNLP reads it")
+            log.info(
+                f"{place}{name}={value!r} is used as {SPELLING % f'{name!r}: {value!r}'}, where fastNLP expects it"
+            )
         elif result[name] is not value and result[name] != value:
-            log.warning(f"{place}{name}={value!r} is not used: {name}={result[name]!r} is given as well")
+            log.warning(f"{place}{name}={value!r} is not used, because {name}={result[name]!r} is given too")
     _name_unclear(torch_kwargs, kwargs)
     return result
 
@@ -95,7 +97,7 @@ def _name_unclear(torch_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]) ->
     of_ddp = set(inspect.signature(DistributedDataParallel.__init__).parameters) - {"self", *_CLEAR}
     for place, holder in (("", kwargs), ("torch_kwargs: ", torch_kwargs)):
         for name in sorted(of_ddp.intersection(holder)):
-            log.warning(f"{place}{name} is read by nothing; if it is for DDP: {SPELLING % f'{name!r}: ...'}")
+            log.warning(f"fastNLP does not read {place}{name}. For DDP write {SPELLING % f'{name!r}: ...'}")
     others = (
         ("torch_fsdp", "fsdp_kwargs", _mapping(torch_kwargs, "fsdp_kwargs")),
         ("torch_fsdp", "fsdp_kwargs", _mapping(kwargs, "fsdp_kwargs")),
@@ -105,8 +107,8 @@ def _name_unclear(torch_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]) ->
         left = [name for name in holder if name not in (*_CLEAR, "ddp_kwargs")]
         if left:
             log.warning(
-                f"{place} ({', '.join(left)}) is read by driver={driver!r} alone, and the model is trained with DDP;"
-                f" for DDP it is {SPELLING % '...'}"
+                f"fastNLP reads {place} ({', '.join(left)}) with driver={driver!r} only, and this model trains with"
+                f" DDP. For DDP write {SPELLING % '...'}"
             )
 
 
@@ -114,21 +116,21 @@ def _chosen(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
     driver, rest = given["driver"], given.get("kwargs", {})
     if "wo_auto_param_call" in rest:
-        log.warning("wo_auto_param_call is read by nothing: the keyword is called model_wo_auto_param_call")
+        log.warning("fastNLP does not read wo_auto_param_call: the keyword is model_wo_auto_param_call")
     ddp_settings = _ddp_settings(rest)
     if not isinstance(driver, str):
         if ddp_settings:
-            log.warning(f"{', '.join(ddp_settings)} has no effect beside a driver of your own: give it to that driver")
+            log.warning(f"{', '.join(ddp_settings)} has no effect with your own driver object: pass it to that driver")
     elif driver == "torch_fsdp" and _LAUNCHED in os.environ:
         log.warning(
-            "driver='torch_fsdp' under torchrun trains with DDP, nothing is sharded, and fsdp_kwargs is not read:"
-            " fastNLP builds its FSDP driver only where it starts the ranks itself (python script.py, device=[0, 1])"
+            "driver='torch_fsdp' under torchrun trains with DDP: nothing is sharded, and fsdp_kwargs has no effect."
+            " fastNLP shards only where it starts the ranks itself (python script.py, device=[0, 1])"
         )
     elif driver in ("fairscale", "deepspeed", "torch_fsdp") and ddp_settings:
         advice = (
             "fairscale_kwargs={'fs_type': 'ddp', 'ddp_kwargs': {...}}" if driver == "fairscale" else "driver='torch'"
         )
-        log.warning(f"{', '.join(ddp_settings)} has no effect with driver={driver!r}; DDP is {advice}")
+        log.warning(f"{', '.join(ddp_settings)} has no effect with driver={driver!r}. For DDP write {advice}")
     return wrapped(*args, **kwargs)
 
 

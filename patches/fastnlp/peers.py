@@ -78,21 +78,21 @@ def is_there(pid: int) -> bool:
 
 def _how_ended(pid: int) -> str:
     """Return how a process has ended, in words; "" if it runs. Only of a child more is known than that it exited."""
-    where = f"the process {pid} of another rank"
+    where = f"process {pid} of another rank"
     try:
         done, status = os.waitpid(pid, os.WNOHANG)
     except OSError:
-        return "" if is_there(pid) else f"{where} has exited; its own message stands above."
+        return "" if is_there(pid) else f"{where} has exited. See what it printed."
     if done == 0:
         return ""
     if os.WIFSIGNALED(status):
-        return f"{where} was ended by {_named(os.WTERMSIG(status))}."
-    return f"{where} ended with exit code {os.WEXITSTATUS(status)}; its own message stands above."
+        return f"{where} was killed by {_named(os.WTERMSIG(status))}."
+    return f"{where} has exited with code {os.WEXITSTATUS(status)}. See what it printed."
 
 
 def _named(number: int) -> str:
     name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
-    return f"{name} (the system's memory may have run out)" if name == "SIGKILL" else name
+    return f"{name} (perhaps out of memory)" if name == "SIGKILL" else name
 
 
 def hook_uncaught(rank: int, pids: List[int]) -> None:

@@ -47,7 +47,7 @@ def _made(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(bound.arguments["model"], DistributedDataParallel):
         if FLAG in kwargs:
             log.warning(
-                f"{FLAG}={kwargs[FLAG]} has no effect: the model is wrapped in DDP already; give it to that DDP"
+                f"{FLAG}={kwargs[FLAG]} has no effect: the model is wrapped in DDP already. Pass it to that DDP"
             )
         return wrapped(*args, **kwargs)
     return wrapped(*args, **completed(kwargs, f"DistTrainer(..., {FLAG}=False)"))
@@ -58,13 +58,15 @@ def completed(given: Mapping[str, Any], without: str) -> Dict[str, Any]:
     result = dict(given)
     if result.get(FLAG) is not None:
         if not result[FLAG]:
-            log.info(f"{FLAG}=False is your own setting and stays: a parameter without gradient raises {_FAILURE}")
+            log.info(
+                f"{FLAG}=False is your own setting and stays. A step that leaves a parameter out raises {_FAILURE}"
+            )
     elif result.get("static_graph"):
-        log.info(f"static_graph=True is your own setting: {FLAG} is not added to it")
+        log.info(f"static_graph=True is your own setting and stays; ddpfix does not add {FLAG}")
     else:
         result[FLAG] = True
         log.info(
             f"{FLAG}=True, as in fastNLP up to 0.6.0: without it a step that leaves a parameter out raises {_FAILURE}."
-            f" If every step uses all of them, {without} saves some time (DDPFIX_UNUSED=off adds nothing)"
+            f"\nIf every step uses all parameters, {without} is faster."
         )
     return result

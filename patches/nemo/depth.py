@@ -44,7 +44,7 @@ def _check(site: Site, owner: Any) -> None:
     except (OSError, TypeError, SyntaxError) as error:
         raise PatchError(f"the source of {owner.__qualname__}.{_METHOD} is unavailable") from error
     if not set(_hashes(tree)) & set(site.examined.get("dropping", ())):
-        raise PatchError(f"{owner.__qualname__}.{_METHOD} drops layers in another way than the releases that were read")
+        raise PatchError(f"{owner.__qualname__}.{_METHOD} drops layers differently from the releases that were read")
 
 
 def _nothing() -> None:

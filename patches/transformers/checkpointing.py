@@ -64,15 +64,15 @@ def _flagged(model: Any) -> None:
     if modules:
         _make_non_reentrant(modules)
         log.info(
-            "gradient checkpointing is now non-reentrant (use_reentrant=False): the reentrant kind cannot train a model"
-            " that skips layers, or whose unused parameters DDP looks for"
+            "gradient checkpointing now uses use_reentrant=False: the reentrant kind fails with"
+            " find_unused_parameters=True, and with FSDP and LayerDrop"
         )
     unknown = [module for _, module in internals.named_modules(model) if _of_unknown_kind(module)]
     if unknown:
         log.warning(
-            f"{type(unknown[0]).__name__} checkpoints by a function of its own: with find_unused_parameters=True it has"
-            " to be of the non-reentrant kind (torch.utils.checkpoint with use_reentrant=False), or the first backward"
-            " raises 'Expected to mark a variable ready only once'"
+            f"{type(unknown[0]).__name__} has its own checkpoint function. With find_unused_parameters=True it must be"
+            " non-reentrant (torch's with use_reentrant=False), or backward raises 'Expected to mark a variable ready"
+            " only once'"
         )
 
 
@@ -88,5 +88,5 @@ def _switched(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     modules = [module for module in _reentrant_modules(instance) if type(module).__name__.startswith("WavLM")]
     if modules:
         _make_non_reentrant(modules)
-        log.info("WavLM with reentrant gradient checkpointing never ends its backward: use_reentrant=False is used")
+        log.info("WavLM now checkpoints with use_reentrant=False: its backward never ends with the reentrant kind")
     return result

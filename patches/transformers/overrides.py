@@ -64,7 +64,7 @@ class _Rates:
             try:
                 site.wrap_hot(level, "__setattr__", self._noticing)
             except PatchError as error:
-                log.warning(f"LayerDrop: a rate that is set on a {kind.__name__} later is not noticed: {error}")
+                log.warning(f"LayerDrop: ddpfix cannot see a rate that is set on a {kind.__name__} later: {error}")
 
     def forget(self) -> None:
         """Know no model any more (undo)."""
@@ -114,7 +114,7 @@ class _Rates:
             if before != written.rate and (not written.attribute or before is written.kept):
                 setattr(owner, attribute, written.rate)
                 log.setting(f"{name or 'the model'}: LayerDrop", written.rate, written.rate, "set on the config")
-                log.info(f"LayerDrop: {name or 'the model'} takes the rate {written.rate:g} that was set on the config")
+                log.info(f"LayerDrop: {name or 'the model'} takes the rate {written.rate:g} from its config")
 
 
 def _path_in(owner: type) -> Tuple[str, ...]:
@@ -141,8 +141,8 @@ def _report(model: Any) -> None:
     for name, setting, rate, effective in differences(model):
         log.setting(f"{name or type(model).__name__}: {setting}", rate, effective, "the config is not read again")
         log.warning(
-            f"LayerDrop: {setting}={rate:g} in the config has no effect, {name or 'the model'} uses {effective:g}. The"
-            f" value that counts is the module's own: model.get_submodule({name!r}).{_path(model, name)} = {rate:g}"
+            f"LayerDrop: {setting}={rate:g} in the config has no effect, {name or 'the model'} uses {effective:g}. Set"
+            f" the module's own value: model.get_submodule({name!r}).{_path(model, name)} = {rate:g}"
         )
 
 

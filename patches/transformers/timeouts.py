@@ -120,7 +120,7 @@ def _compare(seconds: float, given: str, was_up: bool) -> None:
         return
     if has is not None and has < seconds and timeouts.lengthen(seconds):
         log.setting(given, f"{seconds:g} s", f"{seconds:g} s", f"the process group had {has:g} s")
-        log.once(f"the process group had a time limit of {has:g} s; {given} holds now")
+        log.once(f"raised the process group's time limit from {has:g} s to {seconds:g} s, as {given} asks")
     else:
         log.warning(_named(seconds, given, has))
 
@@ -131,7 +131,7 @@ def _named(seconds: float, given: str, has: Optional[float]) -> str:
     keeps = "its own time limit" if has is None else f"its time limit of {has:g} s"
     shorter = " (ddpfix does not shorten a limit)" if has is not None and has > seconds else ""
     return (
-        f"{given} is not in force: the process group keeps {keeps}{shorter}. A limit holds where it is given to what"
-        " makes the group, ahead of this: torch.distributed.init_process_group("
+        f"{given} has no effect: the process group keeps {keeps}{shorter}.\n"
+        "Set it where the group is made, before this: torch.distributed.init_process_group("
         f'"{distributed.get_backend()}", timeout=datetime.timedelta(seconds={seconds:g}))'
     )

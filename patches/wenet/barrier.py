@@ -34,7 +34,9 @@ def _joined(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             distributed.monitored_barrier(group=group_join, timeout=timeout)
         except RuntimeError as error:
-            log.info(f"a rank has no more batches, or took longer than {timeout} (--timeout): all stop here. {error}")
+            log.info(
+                f"all ranks stop here: one has no more batches, or took longer than {timeout} (--timeout). {error}"
+            )
             return True
         return False
 

@@ -21,6 +21,8 @@ from ..torch.internals.tensors import is_norm
 
 # How long a rank counts what it leaves out (seconds); a loader that is slower than this has "at least" so many.
 _COUNTING = 1.0
+# Each rank reads some lines of the list, and none where there are fewer lines than ranks.
+_FEWER = "Use fewer ranks, or a data list of more lines (utterances, shards)"
 
 
 class Agreed:
@@ -117,7 +119,7 @@ class _Epoch(lookahead.Epoch):
         distributed.broadcast_object_list(lent, src=batches.index(1), group=self.group)
         if not has and self.filling is not None:
             self.filling.keep(lent[0])
-        log.warning(f"ranks {empty} have no batch at all in this epoch: there is less data than ranks; use fewer ranks")
+        log.warning(f"ranks {empty} have no batch at all in this epoch. {_FEWER}.")
 
     def take(self) -> Any:
         if self.batch is lookahead.NOTHING:
@@ -166,8 +168,8 @@ def _by_rank(number: int, group: Any) -> List[int]:
 def _tell_filled(epoch: _Epoch) -> None:
     trained = _by_rank(epoch.trained, epoch.group)
     log.info(
-        f"ranks had {min(trained)} to {max(trained)} batches in this epoch: each took {epoch.steps} steps, with zero"
-        " gradients from those that were done (DDPFIX_UNEVEN=stop ends at the shortest instead)"
+        f"ranks had {min(trained)} to {max(trained)} batches in this epoch: each took {epoch.steps} steps, and added"
+        " zeros once it had no more batches. DDPFIX_UNEVEN=stop ends at the shortest instead"
     )
 
 
@@ -176,15 +178,15 @@ def _tell_left(epoch: _Epoch) -> None:
     steps, having, size = epoch.steps, epoch.having, epoch.size
     if not steps:
         raise RuntimeError(
-            f"ddpfix: {size - having} of {size} ranks have no batch at all: there is less data than ranks, and"
-            " DDPFIX_UNEVEN=stop ends at the shortest. Use fewer ranks (under DDP, DDPFIX_UNEVEN=join trains the rest)."
+            f"ddpfix: {size - having} of {size} ranks have no batch at all, and uneven=stop ends at the shortest.\n"
+            f"{_FEWER}; under DDP, DDPFIX_UNEVEN=join trains the rest."
         )
     number, more = epoch.left()
     left = _by_rank(number, epoch.group)
-    least = "at least " if any(_by_rank(int(more), epoch.group)) else ""
+    least = "At least " if any(_by_rank(int(more), epoch.group)) else ""
     log.info(
-        f"ranks stopped after {steps} steps, when the first one had no more batches; {least}{sum(left)} batches of"
-        f" {having} ranks are left out in this epoch (under DDP, DDPFIX_UNEVEN=join trains them)"
+        f"ranks stopped after {steps} steps, when the first one had no more batches. {least}{sum(left)} batches of"
+        f" {having} ranks are left out in this epoch; under DDP, DDPFIX_UNEVEN=join trains them"
     )
 
 

@@ -29,5 +29,5 @@ def _truth(text: str) -> bool:
     """Return the truth of a text; an empty one stays what it was, False."""
     value = values.truth(text) if text else False
     if value is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false: accepted are {values.TRUTHS}")
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false. Use one of {values.TRUTHS}")
     return value

@@ -19,7 +19,7 @@ from . import values
 
 # The key, and the value behind a space, an equals sign, or a colon with a space.
 _ITEM = re.compile(r"^\s*(?P<new>\+?)(?P<key>[^\s=]*[^\s=:])(?:\s*=\s*|:?\s+)(?P<value>\S.*?)\s*$", re.DOTALL)
-_ACCEPTED = 'accepted are "a.b value" and "a.b=value", and "+a.b value" for a key that the YAML does not have'
+_ACCEPTED = 'Write "a.b value" or "a.b=value"; "+a.b value" adds a key that the YAML does not have'
 
 
 def read(site: Site, module: ModuleType, owner: Any) -> None:
@@ -44,14 +44,14 @@ def _overridden(configs: Dict[str, Any], override_list: List[str]) -> Dict[str, 
 def _apply(configs: Dict[str, Any], item: str) -> None:
     match = _ITEM.match(item)
     if match is None:
-        raise ValueError(f"no key and value can be read here; {_ACCEPTED}")
+        raise ValueError(f"no key and value. {_ACCEPTED}")
     name, text = match["key"], match["value"]
     section, last, missing = _place(configs, name)
     if not missing:
         old = section[last]
         section[last] = values.like(old, text, name)
         log.setting(name, text, section[last], f"was {old!r}")
-        log.info(f"override_config: {name} is {section[last]!r} (was {old!r})")
+        log.info(f"override_config: set {name} to {section[last]!r} (was {old!r})")
         return
     if not match["new"]:
         _refuse_slips(configs, section, name, missing)
@@ -60,7 +60,7 @@ def _apply(configs: Dict[str, Any], item: str) -> None:
         section = section[part]
     section[missing[-1]] = values.read(text)
     log.setting(name, text, section[missing[-1]], "is not in the YAML")
-    log.info(f"override_config: {name} is not in the YAML, and is now {section[missing[-1]]!r}")
+    log.info(f"override_config: added {name}, which the YAML does not have, as {section[missing[-1]]!r}")
 
 
 def _place(configs: Any, name: str) -> Tuple[Any, Any, List[str]]:
@@ -83,9 +83,9 @@ def _key(section: Any, part: str, so_far: str) -> Any:
     if isinstance(section, list):
         if part.lstrip("-").isdigit() and -len(section) <= int(part) < len(section):
             return int(part)
-        raise ValueError(f"{so_far} is a list of {len(section)}, and {part!r} is no index of it")
+        raise ValueError(f"{so_far} has {len(section)} entries, and {part!r} is not an index of it")
     if not isinstance(section, dict):
-        raise ValueError(f"{so_far} is {section!r} and has no keys; {_ACCEPTED}")
+        raise ValueError(f"{so_far} is {section!r} and has no keys. {_ACCEPTED}")
     return next((key for key in section if key == part or str(key) == part), None)
 
 
@@ -97,7 +97,7 @@ def _refuse_slips(configs: Dict[str, Any], section: Dict[str, Any], name: str, m
     near = difflib.get_close_matches(missing[0], [str(key) for key in section], cutoff=0.9)
     suggestions = elsewhere or [start + ".".join([word, *missing[1:]]) for word in near]
     if suggestions:
-        raise ValueError(f"the YAML has no {name}; did you mean {' or '.join(suggestions)}? {_ACCEPTED}")
+        raise ValueError(f"the YAML has no {name}. Did you mean {' or '.join(suggestions)}? {_ACCEPTED}")
 
 
 def _paths(section: Any, prefix: str = "") -> Iterator[str]:

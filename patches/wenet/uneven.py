@@ -60,7 +60,9 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
         kind = engine(given)
         group = async_sum.cpu_group(_TIMEOUT) if kind else None
         if kind and group is None:
-            log.warning("ranks cannot agree on their numbers of batches: this needs gloo, which is unavailable here")
+            log.warning(
+                "uneven batches are left to WeNet: ranks compare their numbers through gloo, which is unavailable here"
+            )
         if group is None:
             return wrapped(*args, **kwargs)
         model = given["model"]

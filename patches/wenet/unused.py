@@ -33,9 +33,9 @@ def both(site: Site, module: ModuleType, owner: Any) -> None:
     """Checkpoints that agree with the flag (3.0.0 and 3.0.1)."""
     original = getattr(module, "ckpt", None)
     if original is not torch.utils.checkpoint:
-        raise PatchError(f"{module.__name__}.ckpt is not torch.utils.checkpoint any more")
+        raise PatchError(f"{module.__name__}.ckpt is no longer torch.utils.checkpoint")
     if "use_reentrant" not in inspect.signature(original.checkpoint).parameters:
-        raise PatchError("this torch has the reentrant checkpoint only, which the flag excludes")
+        raise PatchError("this torch has only reentrant checkpoints, which fail with find_unused_parameters=True")
     # Set by hand: other modules hold torch's own module under a name of theirs, and keep it.
     kind = functools.partial(original.checkpoint, use_reentrant=False)
     vars(module)["ckpt"] = temporary.LookAlike(original, {"checkpoint": kind})
@@ -54,4 +54,4 @@ def _wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 def _why(model: Any) -> str:
     if not _SWITCHED_OFF.get():
         return ""
-    return "with gradient checkpointing WeNet switches it off, and a part that the loss does not use would be an error"
+    return "with gradient checkpointing WeNet switches it off, and DDP fails on a part that the loss does not use"

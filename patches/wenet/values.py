@@ -25,11 +25,11 @@ def like(old: Any, text: str, name: str) -> Any:
     if text.lower() in _NULL:
         return None
     if isinstance(old, dict):
-        raise ValueError(f"{name} is a section; give one of its keys: {', '.join(f'{name}.{key}' for key in old)}")
+        raise ValueError(f"{name} is a section. Set one of its keys: {', '.join(f'{name}.{key}' for key in old)}")
     if isinstance(old, bool):
         value = truth(text)
         if value is None:
-            raise ValueError(f"{name} is {old}, and {text!r} is neither true nor false: accepted are {TRUTHS}")
+            raise ValueError(f"{name} is {old}, and {text!r} is neither true nor false. Use one of {TRUTHS}")
         return value
     if isinstance(old, (int, float)):
         return _number(old, text, name)
@@ -66,7 +66,7 @@ def _number(old: Any, text: str, name: str) -> Any:
         raise ValueError(f"{name} is {old}, and {text!r} is not {kind} (or null)") from None
     if whole == value:
         return whole
-    log.warning(f"override_config: {name} is the integer {old} in the YAML, and becomes {value}")
+    log.warning(f"override_config: {name} changes from the integer {old} to {value}")
     return value
 
 

@@ -22,7 +22,7 @@ import time, tests.fastnlp.models as models
 time.sleep(0.3 * models.rank())
 raise ValueError(f"bad sample on rank {models.rank()}")
 """
-FIRST = "failed first and ends the others. The cause:"
+FIRST = "failed first and ends the other ranks. The cause:"
 ENDS = "Start to stop these pids"
 
 
@@ -49,7 +49,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def test_the_cause_is_printed_before_others_are_ended(unpatched: Results, ours: Results) -> None:
     before, after = ours["train"][1].log.split(ENDS)
-    assert "ddpfix: rank 1 failed first and ends the others. The cause:\nTraceback" in before
+    assert "ddpfix: rank 1 failed first and ends the other ranks. The cause:\nTraceback" in before
     assert "\nValueError: bad sample\n" in before
     assert after.rstrip().endswith("ValueError: bad sample")
     assert "Traceback" not in unpatched["train"][1].log.split(ENDS)[0]
@@ -82,8 +82,8 @@ def test_a_rank_that_lost_its_peer_says_so(unpatched: Results, ours: Results) ->
     assert error.startswith("RuntimeError: ")
     assert "by peer" in error
     last = error.splitlines()[-1]
-    assert last.startswith("ddpfix: rank 0 did not fail first: the process ")
-    assert last.endswith(" of another rank has exited; its own message stands above.")
+    assert last.startswith("ddpfix: rank 0 did not fail first: process ")
+    assert last.endswith(" of another rank has exited. See what it printed.")
     assert FIRST not in ours["killed"][0].log
 
 

@@ -37,7 +37,7 @@ def test_the_cause_on_a_quiet_rank_is_printed(tmp_path: Path) -> None:
     assert CAUSE not in screen
     code, screen, _ = launch.alone(Scenario("ours", "whole", quiet, FAILING), tmp_path, environ=ON)
     assert code == -9
-    assert "ddpfix: rank 1 failed first and ends the others" in screen
+    assert "ddpfix: rank 1 failed first and ends the other ranks" in screen
     assert screen.rstrip().endswith(CAUSE)
 
 

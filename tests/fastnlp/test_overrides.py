@@ -121,14 +121,14 @@ def test_only_the_fix_does_it(ours: Results) -> None:
     assert FAILURE in errors(ours["off"])
 
 
-NAMED_ALIKE = "find_unused_parameters=False is not used: find_unused_parameters=True is given as well"
+NAMED_ALIKE = "find_unused_parameters=False is not used, because find_unused_parameters=True is given too"
 # What unpatched fastNLP trains as well: the run that it equals, and what ddpfix says of it.
 SAID: Dict[str, Tuple[str, str]] = {
     "none at the top": ("whole", ""),
     "both": ("given", f"ddp_kwargs: {NAMED_ALIKE}"),
-    "unclear": ("whole", "mixed_precision is read by nothing; if it is for DDP: torch_kwargs={'ddp_kwargs': "),
-    "sharded": ("whole", "driver='torch_fsdp' under torchrun trains with DDP, nothing is sharded"),
-    "driver": ("whole", "ddp_kwargs has no effect beside a driver of your own: give it to that driver"),
+    "unclear": ("whole", "fastNLP does not read mixed_precision. For DDP write torch_kwargs={'ddp_kwargs': "),
+    "sharded": ("whole", "driver='torch_fsdp' under torchrun trains with DDP: nothing is sharded"),
+    "driver": ("whole", "ddp_kwargs has no effect with your own driver object: pass it to that driver"),
     # The published advice couples it with the flag; they have nothing to do with each other.
     "batched": ("given", ""),
 }
@@ -165,7 +165,7 @@ FAILING: Dict[str, Tuple[str, str]] = {
     ),
     "batched, misspelled": (
         "The parameters:`['batch']` needed",
-        "wo_auto_param_call is read by nothing: the keyword is called model_wo_auto_param_call",
+        "fastNLP does not read wo_auto_param_call: the keyword is model_wo_auto_param_call",
     ),
 }
 

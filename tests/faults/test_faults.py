@@ -208,7 +208,7 @@ def test_a_target_may_have_a_function_of_its_own(tmp_path: Path) -> None:
 
 # What goes wrong: the patches, each with its targets, the first of which fails, and what is said of it.
 SIGNATURE = '{at: "kit:Thing.method", expects: [self, x]}'
-GONE = "is not there any more"
+GONE = "no longer exists"
 FAILURES: Dict[str, Tuple[List[Tuple[str, ...]], str]] = {
     "it raises": ([("half",), ("good",)], "RuntimeError('boom')"),
     "it refuses": ([("refuses",), ("good",)], "kit:one: the release looks odd"),

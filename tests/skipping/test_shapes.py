@@ -11,31 +11,31 @@ from tests.skipping.launch import Scenario
 
 pytestmark = pytest.mark.patches("torch.layerdrop")
 # What cannot be proved, with the reason that is given; all others are shared.
-NOT_UNIFORM = "its number is not known to be uniform, and one for each layer"
-SEVERAL = "its draw stands in a function that is no single expression"
+NOT_UNIFORM = "ddpfix cannot prove that it draws one uniform number for each layer"
+SEVERAL = "it draws in a function that is more than one expression"
 NAMED = {
     "ChangedMask": NOT_UNIFORM,
-    "Overridden": "Method was read with another drops",
-    "While": "its loop counts the layers by itself",
-    "Unrolled": "it decides about one layer outside of a loop",
+    "Overridden": "it replaces drops of Method",
+    "While": "it counts the layers in a while loop",
+    "Unrolled": "it skips a single layer outside of a loop",
     "Bernoulli": NOT_UNIFORM,
     "TorchGenerator": NOT_UNIFORM,
     "Integer": NOT_UNIFORM,
     "Sampled": NOT_UNIFORM,
-    "SampledLayers": "the layers themselves are drawn",
-    "Shallow": "the layers themselves are drawn",
-    "ByData": "what it is compared with is no rate that the module holds",
+    "SampledLayers": "it draws the layers themselves",
+    "Shallow": "it draws the layers themselves",
+    "ByData": "it compares the number that it draws with something other than a rate of the module",
     "Once": NOT_UNIFORM,
     "TensorRate": "its rate, self.rate, is a tensor",
     "TensorRates": "its rate, self.rates, is a tensor",
-    "ListRates": "its rate, self.rates, is a list, compared as a whole",
+    "ListRates": "its rate, self.rates, is a list that is compared as a whole",
     "Statements": SEVERAL,
     "Private": SEVERAL,
     "Static": SEVERAL,
     "Default": SEVERAL,
     "Coupled": NOT_UNIFORM,
-    "Bookkeeping": "its number is compared in another place as well",
-    "Fraction": "its number is compared in another place as well",
+    "Bookkeeping": "it compares the number that it draws a second time",
+    "Fraction": "it compares the number that it draws a second time",
     "Closed": "its layers, self.blocks, are a property",
     "ClosedRate": "its rate, self.schedule, is a property",
     "DrawnList": "its layers, self.blocks, are a property",
@@ -89,15 +89,15 @@ def test_all_ranks_skip_the_same_layers_in_each_step(found: Found, name: str) ->
         each["streams"] for each in of(found, "plain shapes", name)
     ]
     assert sum("all ranks skip the same layers of" in line for line in first["lines"]) == 1, first["lines"]
-    assert not any("each rank decides" in line for line in first["lines"] + second["lines"])
+    assert not any("ranks may skip different layers" in line for line in first["lines"] + second["lines"])
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_what_cannot_be_proved_is_named_and_left_alone(found: Found, name: str) -> None:
     records, plain = of(found, "ours shapes", name), of(found, "plain shapes", name)
     assert name in UNSEEDED or list(map(trained, records)) == list(map(trained, plain))
-    lines = [each for each in records[0]["lines"] if "skips layers, and each rank decides for itself" in each]
-    assert len(lines) == 1 and f"shapes.{name} skips layers" in lines[0] and NAMED[name] in lines[0]
+    lines = [each for each in records[0]["lines"] if "ranks may skip different layers of " in each]
+    assert len(lines) == 1 and f"shapes.{name}: " in lines[0] and NAMED[name] in lines[0]
     assert "shapes.py:" in lines[0]
 
 

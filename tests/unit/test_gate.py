@@ -178,7 +178,7 @@ def test_what_nobody_can_look_into_goes_on_calling_the_stub(kit: Kit) -> None:
     kit.function = sys.modules["gated_user"].__dict__["taken"] = Opaque(kit.function)
     gate.open()
     assert kit.function() == ["theirs", "ours", "original"]
-    assert "no longer holds our patch" in "".join(undone(gate, site)) and kit.function() == ["theirs", "original"]
+    assert "no longer holds ddpfix's patch" in "".join(undone(gate, site)) and kit.function() == ["theirs", "original"]
 
 
 def test_a_stub_that_was_taken_away_is_no_loss(kit: Kit) -> None:
@@ -220,7 +220,7 @@ def test_a_patch_that_raises_leaves_the_call_as_it_is(kit: Kit, monkeypatch: pyt
     before, gate = kit.function, Gate(threading.RLock(), fail)
     gate.put([(kit, "function", True)])
     assert kit.function() == ["original"] and kit.function is before
-    assert said == ["patches that waited are not in place: RuntimeError('broken')"]
+    assert said == ["some fixes could not be applied: RuntimeError('broken')"]
     assert gate.undo() == []
 
 

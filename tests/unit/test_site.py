@@ -321,9 +321,7 @@ def test_ours_is_not_taken_for_what_somebody_put_there(kit: Any, kind: str) -> N
         return "foreign"
 
     kit.Thing.method = foreign
-    assert site.undo() == [
-        "kit.fix: Thing.method no longer holds our patch: somebody replaced it, and it stays as it is"
-    ]
+    assert site.undo() == ["kit.fix: Thing.method no longer holds ddpfix's patch: other code replaced it, and stays"]
     assert vars(kit.Thing)["method"] is foreign
 
 
@@ -332,7 +330,7 @@ def test_ours_that_somebody_deleted_is_reported(kit: Any) -> None:
     site.wrap(kit.Sub, "method", adds("ours"))
     del kit.Sub.method
     (problem,) = site.undo()
-    assert "Sub.method no longer holds our patch" in problem
+    assert "Sub.method no longer holds ddpfix's patch" in problem
     assert "method" not in vars(kit.Sub)
 
 
@@ -400,7 +398,7 @@ def test_a_copy_that_was_changed_since_is_reported(kit: Any) -> None:
     site.wrap(kit, "function", adds("ours"))
     kit.user.f = len
     (problem,) = site.undo()
-    assert "user_for_tests.f no longer holds our patch" in problem and kit.user.f is len
+    assert "user_for_tests.f no longer holds ddpfix's patch" in problem and kit.user.f is len
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.wenet import trees
 
-REFUSED = "ValueError: --override_config 'nonsense': no key and value can be read here"
+REFUSED = "ValueError: --override_config 'nonsense': no key and value. Write "
 NEEDED = (
     "--data_type",
     "raw",

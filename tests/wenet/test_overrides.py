@@ -141,20 +141,20 @@ def test_what_the_original_loses_arrives(item: str, ours: ModuleType) -> None:
 
 
 REFUSED = {
-    "accum_grad": "no key and value can be read here; accepted are",
-    "accum_grad=": "no key and value can be read here; accepted are",
+    "accum_grad": "no key and value. Write ",
+    "accum_grad=": "no key and value. Write ",
     "accum_grad two": "accum_grad is 1, and 'two' is not an integer (or null)",
     "accum_grad 2 max_epoch 3": "accum_grad is 1, and '2 max_epoch 3' is not an integer",
     "optim_conf.lr fast": "optim_conf.lr is 0.002, and 'fast' is not a number",
-    "dataset_conf.shuffle maybe": "accepted are true, yes, on, 1, false, no, off, 0",
-    "optim_conf 3": "optim_conf is a section; give one of its keys: optim_conf.lr, optim_conf.betas",
-    "acum_grad 2": "the YAML has no acum_grad; did you mean accum_grad?",
-    "lr 0.1": "the YAML has no lr; did you mean optim_conf.lr?",
-    "filter_conf.min_length 3": "did you mean dataset_conf.filter_conf.min_length?",
-    "optim_con.lr 3": "did you mean optim_conf.lr?",
-    "dataset_conf.min_length 3": "did you mean dataset_conf.filter_conf.min_length?",
+    "dataset_conf.shuffle maybe": "Use one of true, yes, on, 1, false, no, off, 0",
+    "optim_conf 3": "optim_conf is a section. Set one of its keys: optim_conf.lr, optim_conf.betas",
+    "acum_grad 2": "the YAML has no acum_grad. Did you mean accum_grad?",
+    "lr 0.1": "the YAML has no lr. Did you mean optim_conf.lr?",
+    "filter_conf.min_length 3": "Did you mean dataset_conf.filter_conf.min_length?",
+    "optim_con.lr 3": "Did you mean optim_conf.lr?",
+    "dataset_conf.min_length 3": "Did you mean dataset_conf.filter_conf.min_length?",
     "optim_conf.lr.x 3": "optim_conf.lr is 0.002 and has no keys",
-    "optim_conf.betas.7 3": "optim_conf.betas is a list of 2, and '7' is no index of it",
+    "optim_conf.betas.7 3": "optim_conf.betas has 2 entries, and '7' is not an index of it",
 }
 
 
