@@ -34,7 +34,9 @@ def windows(site: Site, module: ModuleType, owner: Any) -> None:
         accum_grad = _accum_grad(trainer)
         if accum_grad == 1 or not _is_ddp(model):
             return wrapped(*args, **kwargs)
-        trainers.tell(trainer, f"accum_grad={accum_grad}: ranks average a whole window of gradients before its step")
+        trainers.tell(
+            trainer, f"accum_grad={accum_grad}: gradients are averaged over all ranks before each optimizer step"
+        )
         with _synchronised(model, accum_grad, _last(trainer, name)):
             return wrapped(*args, **kwargs)
 

@@ -40,8 +40,8 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
         wrapped(*args, **kwargs)
         if kwargs.get("disable_gpu_cache") and "disable_gpu_cache" not in names:
             log.warning(
-                "train_conf.disable_gpu_cache is not used by this release of FunASR (in 1.0.11 to 1.0.17 it released"
-                " cached GPU memory after every forward); DDPFIX_CACHE=1 releases after every step"
+                "this release of FunASR ignores train_conf.disable_gpu_cache, which emptied the GPU cache after every"
+                " forward in 1.0.11 to 1.0.17. Set DDPFIX_CACHE=1 to empty it after every step"
             )
 
     def epoch(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

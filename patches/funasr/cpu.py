@@ -33,7 +33,7 @@ def _wanted(run: entry.Run) -> bool:
 def _backend(run: entry.Run) -> None:
     if _wanted(run) and "backend" not in run.kwargs:
         run.kwargs["backend"] = "gloo"
-        log.info("device=cpu: the backend is gloo (++backend says otherwise)")
+        log.info("device=cpu: using the gloo backend. Set ++backend to change it")
 
 
 @contextlib.contextmanager

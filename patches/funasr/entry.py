@@ -19,6 +19,8 @@ from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Registry, Site
 
+from . import audio
+
 
 @dataclass
 class Run:
@@ -59,9 +61,12 @@ _RUN: ContextVar[Optional[Run]] = ContextVar("ddpfix_funasr_run", default=None)
 def install(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``hydra.main``: functions that are not FunASR's are decorated as ever."""
     site.wrap(owner, "main", _decorated)
+    around_main(site, lambda run: audio.named(site, run))
     for name in ("funasr.bin.train", "funasr.bin.train_ds"):
         if hasattr(sys.modules.get(name), "main_hydra"):
-            log.warning(f"{name} was imported before ddpfix: what its command line loses stays lost; import us first")
+            log.warning(
+                f"{name} was imported before ddpfix, so its command line is not corrected. Import ddpfix.auto first"
+            )
 
 
 def current() -> Optional[Run]:
@@ -160,7 +165,7 @@ def _call(hooks: List[Hook], run: Run) -> None:
             # Raised on purpose: a setting that is invalid, or cannot work here.
             raise
         except Exception as error:
-            log.warning(f"{hook.__module__} could not read the configuration, which stays as it was: {error!r}")
+            log.warning(f"{hook.__module__} could not read the configuration and left it unchanged: {error!r}")
 
 
 def _typed() -> Dict[str, str]:
@@ -211,5 +216,5 @@ def truth(value: Any, key: str) -> Optional[bool]:
     known = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
     word = str(value).strip().strip("'\"").lower()
     if word not in known:
-        raise ValueError(f"{key}={value!r}: accepted are true and false (and 1, 0)")
+        raise ValueError(f"{key}={value!r}: use true or false (or 1, 0)")
     return known[word]

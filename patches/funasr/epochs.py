@@ -124,7 +124,7 @@ def _report(epoch: Epoch, left_out: jsonl.LeftOut) -> None:
     read = left_out.of(getattr(epoch.loader, "dataset", None))
     where = f" on each of {len(rows)} ranks" if len(rows) > 1 else ""
     noun = "batch" if epoch.batches == 1 else "batches"
-    line = f"{epoch.name}: {epoch.batches} {noun}{where}{_changes(epoch, totals)}{_reasons(read)}"
+    line = f"{epoch.name}: {epoch.batches} {noun}{where}{changes(epoch, totals)}{_reasons(read)}"
     if not (totals.any() or read):
         log.debug(line)
     elif epoch.training:
@@ -137,19 +137,21 @@ def _report(epoch: Epoch, left_out: jsonl.LeftOut) -> None:
 _SAMPLES = {
     "long": "longer than {long} (raise it to keep them)",
     "short": "shorter than {short}",
-    "budget": "that alone exceed {budget} (raise it to keep them)",
-    "last": "of a last batch that is not full (drop_last)",
+    "budget": "longer than {budget} (raise it to keep them)",
+    "last": "in an incomplete last batch (drop_last)",
 }
 _BATCHES = {
-    "split": "split, as they were over their limit",
-    "empty": "removed, as they were empty",
-    "repeated": "repeated, so that all ranks have as many",
-    "cut": "left out, so that all ranks have as many (DDPFIX_UNEVEN=pad repeats some instead)",
+    "split": "split to respect the batch size",
+    "empty": "empty and removed",
+    "repeated": "repeated to give every rank the same number",
+    "cut": "dropped to give every rank the same number (DDPFIX_UNEVEN=pad repeats some instead)",
 }
 
 
-def _changes(epoch: Epoch, totals: Counts) -> str:
-    hints = {"long": "max_token_length", "short": "min_token_length", "budget": "batch_size", **epoch.hints}
+def changes(epoch: Epoch, totals: Counts) -> str:
+    """Return what was left out, split or repeated, and by which setting; "" where nothing was."""
+    known = (("long", "max_token_length"), ("short", "min_token_length"), ("budget", "batch_size"))
+    hints = {**{kind: f"dataset_conf.{name}" for kind, name in known}, **epoch.hints}
     samples = [f"{getattr(totals, k)} {_SAMPLES[k].format(**hints)}" for k in _SAMPLES if getattr(totals, k)]
     batches = [f"{getattr(totals, k)} {_BATCHES[k]}" for k in _BATCHES if getattr(totals, k)]
     parts = [f"utterances left out: {', '.join(samples)}"] if samples else []
@@ -161,4 +163,4 @@ def _reasons(read: Dict[str, int]) -> str:
     if not read:
         return ""
     each = ", ".join(f"{count} by {reason}" for reason, count in read.items())
-    return f"; left out when the list was read: {each} (raise dataset_conf.NAME to keep them)"
+    return f"; utterances not read from the list: {each} (raise the limit in dataset_conf to keep them)"

@@ -43,9 +43,9 @@ def settle(run: entry.Run) -> None:
     if FLAG in run.kwargs:
         value = run.kwargs.pop(FLAG)
         if FLAG in conf:
-            log.info(f"{FLAG}={value} is not read: {WHERE}={conf[FLAG]} is")
+            log.info(f"{FLAG}={value} is ignored, because {WHERE}={conf[FLAG]} is set")
         else:
-            log.info(f"{FLAG}={value} is taken as {WHERE}, where FunASR reads it")
+            log.info(f"moved {FLAG}={value} to {WHERE}, where FunASR reads it")
             conf[FLAG] = value
     user_value = truth(conf.pop(FLAG, None), WHERE)
     if user_value is not None:

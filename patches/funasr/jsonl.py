@@ -72,13 +72,13 @@ def refuse(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _judge(path: Any, reader: _Reader, conf: Dict[str, Any], patch: str) -> None:
     missing = f"{path}: {reader.without} of {reader.lines} utterances have no source_len"
-    advice = "write the list by FunASR's scp2jsonl, which adds source_len (frames of 10 ms) and target_len"
+    advice = "Write the list with FunASR's scp2jsonl, which adds it"
     if _lengths_decide(conf):
         raise ValueError(
-            f"ddpfix: {missing}, so each counts as one frame, and batch_size and all length limits are void: batches"
-            f" of thousands of utterances. {advice[0].upper()}{advice[1:]}; {switch_name(patch)}=0 trains all the same."
+            f"ddpfix: {missing}. FunASR would count each as one frame, so a batch could hold thousands of utterances."
+            f" {advice}, or set {switch_name(patch)}=0 to train anyway."
         )
-    log.warning(f"{missing}: length limits (max_token_length) have no effect on them. To have them: {advice}.")
+    log.warning(f"{missing}, so length limits (max_token_length) do not apply to them. {advice}.")
 
 
 def _lengths_decide(conf: Dict[str, Any]) -> bool:

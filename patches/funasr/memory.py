@@ -61,9 +61,9 @@ def note(known: epochs.Samplers, sampler: Any, batches: List[Batch], counts: Cou
     if epoch is not None:
         epoch.counts, epoch.batches = counts, len(batches)
         epoch.hints = {
-            "long": f"max_token_length={limits.longest}",
-            "short": f"min_token_length={limits.shortest}",
-            "budget": f"batch_size={limits.budget}",
+            "long": f"dataset_conf.max_token_length={limits.longest}",
+            "short": f"dataset_conf.min_token_length={limits.shortest}",
+            "budget": f"dataset_conf.batch_size={limits.budget}",
         }
 
 

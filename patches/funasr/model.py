@@ -51,4 +51,4 @@ def put_back(run: entry.Run) -> None:
     held = run.held.pop(CONF, None)
     if held is not None:
         run.kwargs[CONF] = merged(section(run.kwargs, CONF), held)
-        log.info(f"model_conf: {', '.join(key for key, _ in leaves(held))} set in the model's own configuration")
+        log.info(f"set {', '.join(f'model_conf.{key}' for key, _ in leaves(held))} in the model's own configuration")

@@ -1,4 +1,4 @@
-"""Overrides that FunASR reads nowhere, or that became something else on the way, are named before training begins."""
+"""Names, before training begins, the overrides that FunASR ignores or changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, Optional, Set
 from ddpfix import log
 from ddpfix.patching.site import Site
 
-from . import entry
+from . import conf, entry, names
 from .entry import plain, section
 
 # Sections whose keys cannot be set at the top level: those of the model can (its configuration is merged flat).
@@ -27,6 +27,7 @@ _MISSING = object()
 def tell(site: Site, module: ModuleType, owner: Any) -> None:
     """Register for the moment before ``main``, after all other patches."""
     entry.before_main(site, compare)
+    entry.around_main(site, names.named)
 
 
 def compare(run: entry.Run) -> None:
@@ -38,7 +39,7 @@ def compare(run: entry.Run) -> None:
         log.setting(key, text, "nothing" if arrived is _MISSING else arrived, line.partition(": ")[2] if line else "")
     lines = [line for line in told.values() if line]
     if lines:
-        log.info("settings that did not arrive as typed:\n  " + "\n  ".join(lines))
+        log.info("these overrides did not take effect as typed:\n  " + "\n  ".join(lines))
 
 
 def _difference(run: entry.Run, key: str, text: str) -> Optional[str]:
@@ -46,13 +47,16 @@ def _difference(run: entry.Run, key: str, text: str) -> Optional[str]:
     if head == "train_conf" and rest and "." not in rest and rest not in _read(run):
         close = difflib.get_close_matches(rest, sorted(_read(run)), n=1, cutoff=0.75)
         hint = f"; did you mean train_conf.{close[0]}?" if close else ""
-        return f"{key}={text}: FunASR reads no such setting{hint}"
+        return f"{key}={text}: FunASR has no such setting{hint}"
+    near = conf.near_name(run, head, rest) if rest and "." not in rest and head.endswith("_conf") else None
+    if near and head != "train_conf":
+        return f"{key}={text}: FunASR has no such setting; did you mean {head}.{near}?"
     if not rest and key not in _constants(inspect.unwrap(run.namespace["main"])):
         places = [name for name in _SECTIONS if key in section(run.kwargs, name)]
         if not places and key in _named(run):
             places = ["train_conf"]
         if places:
-            return f"{key}={text}: FunASR does not read this at the top level; write ++{places[0]}.{key}={text}"
+            return f"{key}={text}: FunASR ignores this at the top level. Write ++{places[0]}.{key}={text}"
     return _changed(run, key, text)
 
 
@@ -63,7 +67,7 @@ def _changed(run: entry.Run, key: str, text: str) -> Optional[str]:
     wanted, arrived = _parsed(key, text), _at(run.kwargs, key)
     if _MISSING in (wanted, arrived) or (wanted == arrived and isinstance(wanted, bool) == isinstance(arrived, bool)):
         return None
-    return f"{key}={text}: {arrived!r} is in force"
+    return f"{key}={text}: FunASR uses {arrived!r} instead"
 
 
 def _parsed(key: str, text: str) -> Any:

@@ -20,13 +20,12 @@ from . import entry
 from .entry import section, truth
 
 _FSDP = (
-    "use_fsdp: FunASR has no FSDP that trains and saves (this entry {entry}). Leave it out: several processes use DDP."
-    " For sharding, funasr/bin/train_ds.py (1.0.28 or later) with ++use_deepspeed=true"
-    " ++train_conf.deepspeed_config=FILE"
+    "use_fsdp: FunASR cannot train and save with FSDP (this entry {entry}). Remove it to use DDP. To shard, run"
+    " funasr/bin/train_ds.py (1.0.28 or later) with ++use_deepspeed=true ++train_conf.deepspeed_config=FILE"
 )
 _NO_DEEPSPEED = (
-    "use_deepspeed: this entry does not know DeepSpeed and would train with DDP. Run funasr/bin/train_ds.py (1.0.28 or"
-    " later), or leave it out"
+    "use_deepspeed: this entry does not support DeepSpeed and would use DDP. Run funasr/bin/train_ds.py (1.0.28 or"
+    " later), or remove the setting"
 )
 
 
@@ -43,12 +42,12 @@ def settle(run: entry.Run) -> None:
         return
     wanted = {name: _wanted(run.kwargs, conf, name) for name in names}
     if wanted.get("use_fsdp"):
-        raise ValueError(_FSDP.format(entry="would train replicas that are not in step" if run.ds else "would use DDP"))
+        raise ValueError(_FSDP.format(entry="would not synchronise the ranks" if run.ds else "would use DDP"))
     # main hands these to Trainer itself, so that it must not find them in train_conf as well.
     for name in ("use_fsdp", "use_ddp"):
         conf.pop(name, None)
     if "use_ddp" in names:
-        log.info("use_ddp is not a setting of FunASR: DDP is used when there is more than one process")
+        log.info("use_ddp is not a FunASR setting: FunASR uses DDP whenever there is more than one process")
     if "use_deepspeed" in names:
         conf["use_deepspeed"] = run.kwargs["use_deepspeed"] = wanted["use_deepspeed"]
     if wanted.get("use_deepspeed"):
@@ -68,11 +67,13 @@ def _deepspeed(run: entry.Run, conf: Dict[str, Any]) -> str:
         raise ValueError(_NO_DEEPSPEED)
     if run.namespace.get("deepspeed") is None:
         if find_spec("deepspeed") is not None:
-            raise ValueError("use_deepspeed: deepspeed cannot be imported; python -c 'import deepspeed' says why")
-        raise ValueError("use_deepspeed: deepspeed is not installed: pip install deepspeed, or leave the setting out")
+            raise ValueError("use_deepspeed: deepspeed cannot be imported. Run python -c 'import deepspeed' to see why")
+        raise ValueError("use_deepspeed: deepspeed is not installed. Run pip install deepspeed, or remove the setting")
     path = str(run.kwargs.get("deepspeed_config") or conf.get("deepspeed_config") or "")
     if not os.path.exists(path):
-        raise ValueError(f"use_deepspeed: train_conf.deepspeed_config={path!r} does not exist: give DeepSpeed's JSON")
+        raise ValueError(
+            f"use_deepspeed: train_conf.deepspeed_config={path!r} does not exist. Give DeepSpeed's JSON file"
+        )
     return path
 
 

@@ -30,13 +30,17 @@ def bf16(site: Site, module: ModuleType, owner: Any) -> None:
         # The name that later releases give it.
         trainer.use_bf16 = bool(kwargs.get("use_bf16", False))
         if kwargs.get("use_fp16") and not hasattr(trainer, "use_fp16"):
-            log.warning("use_fp16 does nothing before FunASR 1.0.11, which trains in full precision; use_bf16 works")
+            log.warning(
+                "use_fp16 has no effect before FunASR 1.0.11: training runs in full precision. Use use_bf16 instead"
+            )
 
     def epoch(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         model = trainers.epoch_of(wrapped, trainer, args, kwargs).model
         if not trainer.use_bf16:
             return wrapped(*args, **kwargs)
-        trainers.tell(trainer, "use_bf16: the forward runs in bfloat16 (this release of FunASR drops the setting)")
+        trainers.tell(
+            trainer, "use_bf16: the forward pass runs in bfloat16. This release of FunASR ignores the setting"
+        )
         with _forward_in(model, _bfloat16(model)):
             return wrapped(*args, **kwargs)
 
@@ -113,7 +117,7 @@ def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
         given = trainers.epoch_of(wrapped, trainer, args, kwargs)
         if not getattr(trainer, "use_fp16", False) or given.scaler is None or not given.scaler.is_enabled():
             return wrapped(*args, **kwargs)
-        trainers.tell(trainer, "use_fp16: gradients are unscaled before they are clipped")
+        trainers.tell(trainer, "use_fp16: unscaling gradients before they are clipped")
         with _clipped_unscaled(given.scaler, given.optim):
             return wrapped(*args, **kwargs)
 

@@ -15,7 +15,7 @@ from ddpfix.ranks.uneven.policy import Held, policy
 from ddpfix.user_code import module_of
 
 from . import epochs
-from .batches import Batch, evened
+from .batches import Batch, Counts, evened
 
 
 def even(site: Site, module: ModuleType, owner: Any) -> None:
@@ -87,10 +87,12 @@ def _target(epoch: epochs.Epoch, sampler: Any, numbers: List[int], stop: bool) -
     empty = [str(rank) for rank, number in enumerate(numbers) if not number]
     resumed = not any(numbers) and getattr(sampler, "start_step", 0) > 0
     if empty and epoch.training and not resumed:
+        assert epoch.ranks is not None
+        left_out = epochs.changes(epoch, Counts.summed(row[1:] for row in epoch.ranks))
         raise RuntimeError(
-            f"ddpfix: {epoch.name}: {len(empty)} of {len(numbers)} ranks have no batch at all (ranks"
-            f" {', '.join(empty)}): there is less data than ranks, or length limits (max_token_length,"
-            " max_source_length, batch_size) leave nothing. Use fewer ranks, or raise the limits."
+            f"ddpfix: {epoch.name}: {len(empty)} of {len(numbers)} ranks have no batch (rank {', '.join(empty)})"
+            f"{left_out or '; the list has fewer utterances than ranks, or its limits (max_source_length) leave none'}."
+            " Use fewer ranks, or raise the limit."
         )
     if not stop or empty:
         return max(numbers)

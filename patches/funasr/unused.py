@@ -156,8 +156,7 @@ def freeze(site: Site, model: Any, frozen: Any) -> None:
                 parameter.requires_grad_(False)
                 frozen.add(parameter)
             log.info(
-                f"{_description(model, claim, parameters)}; frozen, so that find_unused_parameters is not needed"
-                " for them"
+                f"{_description(model, claim, parameters)}. Frozen, so DDP needs no find_unused_parameters for them"
             )
 
 

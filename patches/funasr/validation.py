@@ -77,10 +77,7 @@ class _Average:
 
     def tell(self) -> None:
         if self.left_out:
-            log.warning(
-                f"validation: the loss of {self.left_out} batches (of all ranks together) is not finite; they are left"
-                " out of the averages"
-            )
+            log.warning(f"validation: {self.left_out} batches (all ranks) had a loss that is not finite; not averaged")
 
 
 def _mean(total: float, count: float) -> float:

@@ -34,7 +34,6 @@ def _wrapped(site: Site, wrapped: Any, brain: Any, args: Any, kwargs: Any) -> An
 
 def _told(name: str, where: str) -> str:
     return (
-        f"{where} calls the module {name} past DistributedDataParallel, so that nothing would average its gradients:"
-        f" self.modules.{name} is the wrapped one, self.hparams.{name} is not. Calls in training forwards go through"
-        " the wrapper (DDPFIX_BYPASS=off leaves them)"
+        f"{where} calls {name} without DDP, so its gradients would not be averaged. ddpfix sends the call through DDP"
+        f" (DDPFIX_BYPASS=off does not). Write self.modules.{name} instead of self.hparams.{name}"
     )

@@ -57,7 +57,7 @@ def parse(owner: Any, wrapped: Any, args: Any, kwargs: Any) -> Parsed:
             return _finished(line, wrapped(line.argv()))
     except Exception as error:
         # What is not accepted ends by SystemExit; anything else is a fault of ours, and no reason to end the job.
-        log.warning(f"the command line could not be read ({error!r}), and goes to SpeechBrain as it was typed")
+        log.warning(f"could not read the command line ({error!r}). SpeechBrain gets it unchanged")
     path, run_opts, overrides = wrapped(argv)
     return path, run_opts, overrides
 
@@ -86,7 +86,7 @@ def _typed(line: Line, option: Option, texts: List[str]) -> Any:
         return text
     value = parser.truth(text) if texts else True
     if value is None:
-        line.fail(f"--{option.name}={text}: accepted are {parser.ACCEPTED}")
+        line.fail(f"--{option.name}={text}: use {parser.ACCEPTED}")
     return value
 
 

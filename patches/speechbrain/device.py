@@ -41,34 +41,38 @@ def launcher(line: Line) -> None:
 def _by_environment(line: Line, text: str) -> None:
     """From 0.5.16 on the environment alone counts; old launchers set the rank there, and not the local one."""
     if not text.isdigit():
-        line.fail(f"--local_rank={text}: a whole number is accepted")
+        line.fail(f"--local_rank={text}: use a whole number")
     if os.environ.get("RANK") and not os.environ.get("LOCAL_RANK"):
         os.environ["LOCAL_RANK"] = text
-        log.info(f"--local_rank={text} is taken as LOCAL_RANK, which is where this release looks")
+        log.info(f"set LOCAL_RANK={text} from --local_rank, because this release reads only the variable")
     elif os.environ.get("LOCAL_RANK", text) != text:
-        log.info(f"--local_rank={text} is not read by this release: LOCAL_RANK={os.environ['LOCAL_RANK']} is")
+        log.info(f"--local_rank={text} is ignored: this release reads LOCAL_RANK={os.environ['LOCAL_RANK']}")
     line.drop("local_rank")
 
 
 def _tell(wanted: bool) -> None:
     launched = bool(os.environ.get("RANK") and os.environ.get("LOCAL_RANK"))
     if wanted == launched:
-        log.info("--distributed_launch is not needed by this release: it looks for the launcher's environment")
+        log.info("--distributed_launch is not needed: this release detects the launcher")
     elif wanted:
-        log.warning("--distributed_launch: this release trains under DDP if torchrun starts it, which it did not")
+        log.warning(
+            "--distributed_launch has no effect: this release uses DDP only under torchrun. Start it with torchrun"
+        )
     else:
-        log.warning("--distributed_launch=False: this release trains under DDP whenever it is started by torchrun")
+        log.warning("--distributed_launch=False has no effect: this release always uses DDP under torchrun")
 
 
 def _by_options(line: Line) -> None:
     """Before 0.5.16 the environment alone does nothing: N processes would train a model each."""
     launched = bool(os.environ.get("RANK")) and local_rank() is not None
     if not launched and "distributed_launch" in line.of_yaml and line.values["distributed_launch"]:
-        log.warning("distributed_launch in the yaml needs a launcher (torchrun): this process trains alone")
+        log.warning(
+            "distributed_launch in the yaml has no effect without a launcher (torchrun): this process trains alone"
+        )
         line.set("distributed_launch", False)
     several = launched and int(os.environ.get("WORLD_SIZE") or 1) > 1
     if several and "distributed_launch" not in line.typed | line.of_yaml:
-        log.info("torchrun started this process: distributed_launch and local_rank are set, as releases from 0.5.16 do")
+        log.info("set distributed_launch and local_rank, because torchrun started this process")
         line.set("distributed_launch", True)
     if line.values.get("distributed_launch") and launched:
         line.values.setdefault("local_rank", local_rank())
@@ -101,7 +105,7 @@ def of_rank(device: str, rank: Optional[int], keeps: bool) -> str:
             return device
         if 0 < _gpus() <= rank:
             return device
-        log.info(f"device {device} is {now} for local rank {rank}")
+        log.info(f"local rank {rank} uses {now} instead of {device}")
     return now
 
 

@@ -34,7 +34,7 @@ def _wrapped(site: Site, frozen: Frozen, wrapped: Any, instance: Any, args: Any,
             if not any(record.owner is type(extractor) for record in site.records):
                 site.wrap(type(extractor), "forward", functools.partial(_in_eval_mode, frozen))
             frozen[extractor] = parts
-            log.info(f"{name} is frozen and stays in eval mode (no LayerDrop, no dropout), as its constructor sets it")
+            log.info(f"{name} is frozen, so ddpfix keeps it in eval mode: no LayerDrop, no dropout")
     return wrapped(*args, **kwargs)
 
 

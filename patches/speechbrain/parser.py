@@ -11,7 +11,7 @@ from typing import Any, Dict, NoReturn, Optional
 from ddpfix.patching.site import PatchError
 
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-ACCEPTED = "true and false (also yes, no, on, off, 1, 0)"
+ACCEPTED = "true or false (or yes, no, on, off, 1, 0)"
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ def check(line: Line) -> None:
         if value in (None, precision) or not line.user_values.get(option):
             continue
         if not line.has("precision"):
-            line.fail(f"--precision={value} and --{option} ({precision}) contradict each other")
-        log.warning(f"--precision={value} is not used: --{option} ({precision}) counts in this release")
+            line.fail(f"--precision={value} contradicts --{option} ({precision}). Remove one of them")
+        log.warning(f"--precision={value} is ignored: this release uses --{option} ({precision})")
 
 
 def _foreign(line: Line, name: str) -> bool:
@@ -50,13 +50,13 @@ def _foreign(line: Line, name: str) -> bool:
 
 def _accepted(line: Line, name: str, value: str) -> None:
     if value not in NAMES:
-        line.fail(f"--{name}={value}: accepted are {', '.join(NAMES)}")
+        line.fail(f"--{name}={value}: use one of {', '.join(NAMES)}")
     if line.has(name) or value == "fp32":
         return
     if name == "eval_precision":
-        line.fail(f"--{name}={value}: this release of SpeechBrain evaluates in fp32 and has no option for it")
+        line.fail(f"--{name}={value}: this release of SpeechBrain always evaluates in fp32")
     if value == "bf16" and not line.has("bfloat16_mix_prec"):
-        line.fail(f"--{name}=bf16: this release of SpeechBrain has no bf16 (0.5.14 and later have); it has fp16")
+        line.fail(f"--{name}=bf16: bf16 needs SpeechBrain 0.5.14. Use fp16")
 
 
 def settle(line: Line) -> None:
@@ -74,13 +74,13 @@ def settle(line: Line) -> None:
     if value is None:
         _old(line)
     elif value != "fp32":
-        log.info(f"--precision={value} is {_means(line, value)}")
+        log.info(f"--precision={value} means --{_means(line, value)}")
 
 
 def _of_yaml(line: Line) -> None:
     for name in _OPTIONS:
         if name in line.of_yaml and line.values[name] not in NAMES:
-            line.fail(f"{name}: {line.values[name]} in the yaml: accepted are {', '.join(NAMES)}")
+            line.fail(f"{name}: {line.values[name]} in the yaml: use one of {', '.join(NAMES)}")
 
 
 def _old(line: Line) -> None:
@@ -90,16 +90,16 @@ def _old(line: Line) -> None:
     if value not in _OLD.values() or set(_OLD) & (line.typed | line.of_yaml):
         return
     if option is None:
-        log.warning(f"precision: {value} in the yaml: this release of SpeechBrain has nothing of the kind")
+        log.warning(f"precision: {value} in the yaml has no effect in this release of SpeechBrain")
         return
     line.values[option] = True
     line.of_yaml.add(option)
-    log.info(f"precision: {value} in the yaml is {_means(line, str(value))}")
+    log.info(f"precision: {value} in the yaml means --{_means(line, str(value))}")
 
 
 def _means(line: Line, value: str) -> str:
     option = {precision: name for name, precision in _OLD.items()}[value]
     if value == "fp16" and "cuda" not in str(line.values.get("device")):
-        now = "bf16" if line.has("bfloat16_mix_prec") else "fp32: its autocast is for CUDA only"
-        return f"{option} in this release, and on the CPU that trains in {now}"
+        now = "bf16" if line.has("bfloat16_mix_prec") else "fp32"
+        return f"{option} in this release, which trains in {now} on the CPU"
     return f"{option} in this release"

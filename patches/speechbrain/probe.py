@@ -30,13 +30,13 @@ def _settle(line: Line) -> None:
     changed = []
     if line.values.get("distributed_backend", "nccl") == "nccl":
         line.set("distributed_backend", "gloo")
-        changed.append("gloo takes the place of nccl")
+        changed.append("gloo")
     device = line.values.get("device")
     if device is None or str(device).startswith("cuda"):
         line.set("device", "cpu")
-        changed.append("the CPU that of the device")
+        changed.append("the CPU")
     if release("speechbrain") < _GLOO_WITHOUT_GPU and line.values.get("distributed_launch"):
         line.set("distributed_launch", False)
-        changed.append("one process that of the launch, as this release knows no DDP without a GPU")
+        changed.append("one process, because this release cannot use DDP without a GPU")
     if changed:
-        log.info(f"there is no GPU here: {', and '.join(changed)}, for the probe")
+        log.info(f"no GPU found, so the probe uses {' and '.join(changed)}")

@@ -47,7 +47,7 @@ def _freeze(model: Any) -> None:
     for name, module in _unused(model):
         if leaves_out(module):
             getattr(module, NAME).requires_grad_(False)
-            log.info(f"{name}.{NAME} is frozen: with apply_spec_augment=False no step uses it".replace(" .", " "))
+            log.info(f"froze {name}.{NAME}: no step uses it with apply_spec_augment=False".replace(" .", " "))
 
 
 def leaves_out(module: Any) -> bool:

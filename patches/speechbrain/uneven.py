@@ -80,14 +80,14 @@ def evened(brain: Any, loader: Any, stop: bool, held: Held) -> Any:
     if UNKNOWN in numbers:
         group = brains.cpu_group()
         if group is None:
-            log.warning("ranks cannot agree on their numbers of batches: this needs gloo, which is unavailable here")
+            log.warning("ranks cannot exchange their numbers of batches, because gloo is not available")
             return loader
         return streams.Agreed(loader, stop, group)
     empty = [rank for rank, total in enumerate(totals) if not total]
     if empty:
         raise RuntimeError(
-            f"ddpfix: {len(empty)} of {len(totals)} ranks have no batch at all (the first is rank {empty[0]}): there is"
-            " less data than ranks. Use fewer ranks, or a smaller batch size without drop_last."
+            f"ddpfix: {len(empty)} of {len(totals)} ranks have no batch (rank {', '.join(map(str, empty))[:60]}). Use"
+            " fewer ranks, a smaller batch size, or drop_last=False."
         )
     if len(set(numbers)) == 1:
         return loader
@@ -134,7 +134,7 @@ class Evened:
                 given += 1
                 yield batch
             if given == before:
-                raise RuntimeError("ddpfix: this rank's loader gives nothing when it is read again: DDPFIX_UNEVEN=stop")
+                raise RuntimeError("ddpfix: this rank's loader cannot be read twice. Set DDPFIX_UNEVEN=stop")
 
 
 def again(loader: Any) -> Iterator[Any]:

@@ -55,8 +55,8 @@ def _statistics(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
         ours = any(module_of(level) == _STATISTICS for level in kind.__mro__)
         if ours and kind.__name__ == "InputNormalization" and getattr(module, "norm_type", "") in ("global", "speaker"):
             log.once(
-                f"{name} ({kind.__name__}, {module.norm_type}) has on each rank the statistics of that rank's own"
-                " batches, and a checkpoint has those of rank 0. SpeechBrain 1.0.3 averages global ones over ranks"
+                f"{name} ({kind.__name__}, {module.norm_type}): each rank keeps statistics of its own batches, and"
+                " checkpoints save those of rank 0. SpeechBrain 1.0.3 averages global statistics over ranks"
             )
     return result
 
@@ -89,7 +89,9 @@ class Compared:
             for name, state in states.items()
         ]
         if not calls.same(_short(shapes)):
-            log.warning("ranks have different modules that DDP leaves out, or parts of different sizes")
+            log.warning(
+                "ranks have different modules without trainable parameters, or the same ones with different shapes"
+            )
             return
         for name, state in states.items():
             if state and not calls.same(_digest(state)):
@@ -106,17 +108,15 @@ class Compared:
         kind = type(brain.modules[name]).__name__
         if not self._shares:
             log.warning(
-                f"{name} ({kind}) has no trainable parameter, so DDP does not make it equal, and it differs between"
-                " ranks when training begins. Seed all ranks alike before it is made, or load it from a file"
-                " (DDPFIX_SPEECHBRAIN_UNWRAPPED=0 does not look)"
+                f"{name} ({kind}) differs between ranks. It has no trainable parameter, so DDP does not synchronise it."
+                " Seed all ranks alike before you create it, or load it from a file"
             )
             return
         for _, value in state:
             _share(value, brain.device)
         log.info(
-            f"{name} ({kind}) has no trainable parameter, so DDP does not make it equal, and it differed between ranks"
-            " because SpeechBrain 1.0.2 adds the rank to the seed: all ranks have that of rank 0"
-            " (DDPFIX_SPEECHBRAIN_UNWRAPPED=0 keeps theirs)"
+            f"copied {name} ({kind}) from rank 0 to all ranks: SpeechBrain 1.0.2 adds the rank to the seed, and DDP"
+            " does not synchronise a module without trainable parameters (DDPFIX_SPEECHBRAIN_UNWRAPPED=0 skips this)"
         )
 
 

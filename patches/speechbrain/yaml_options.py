@@ -7,16 +7,21 @@ hparams.
 
 from __future__ import annotations
 
+import os
+import re
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Mapping
+from typing import Any, Iterator, List, Mapping, Tuple
 
 from ddpfix import log
+from ddpfix.matrix.settings import near
 from ddpfix.patching.site import Site
 
-from .line import Line, after
+from .line import Line, after, before
 from .parser import truth
 
+# How many places of a key are named.
+_MOST = 2
 _PLAIN = (bool, int, float, str)
 
 
@@ -43,7 +48,44 @@ def _plain(node: Any) -> Any:
 
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
     """Read the yaml when the command line is parsed."""
+    before(site, misplaced)
     after(site, settle)
+
+
+def misplaced(line: Line) -> None:
+    """Name overrides of keys that the yaml does not have, or not at its top level (speechbrain issue 2729)."""
+    for item in line.items if line.tree else ():
+        key = item.words[0][2:].partition("=")[0]
+        if item.option is not None or item.words[0][:2] != "--" or key in line.tree:
+            continue
+        places = list(_places(line.tree, key, []))
+        typed, file = f"--{key}={' '.join(item.texts)}", os.path.basename(line.path)
+        if places:
+            within = " and ".join(".".join(path) for path, _ in places[:_MOST])
+            instead = dict.fromkeys(_override(line.tree, *place, key, " ".join(item.texts)) for place in places[:_MOST])
+            log.warning(f"{typed}: {file} has {key} in {within}, not at the top level. Type {' '.join(instead)}")
+        elif near(key, line.tree):
+            log.warning(f"{typed}: {file} has no {key}{near(key, line.tree)}")
+
+
+def _places(node: Any, key: str, path: List[str]) -> Iterator[Tuple[List[str], Any]]:
+    """(names of the mappings around it, value) of each key of this name."""
+    for name, value in node.items():
+        if name == key and path:
+            yield path, value
+        elif isinstance(value, Mapping) and isinstance(name, str):
+            yield from _places(value, key, [*path, name])
+
+
+def _override(tree: Mapping[str, Any], path: List[str], value: Any, key: str, text: str) -> str:
+    """Return the override that reaches a value: of what it refers to at the top level, or of its mapping."""
+    refers = re.fullmatch(r"<(\w+)>", str(getattr(value, "value", "")).strip())
+    if refers and refers[1] in tree:
+        return f"--{refers[1]}={text}"
+    inner = f"{{{key}: {text}}}"
+    for name in reversed(path[1:]):
+        inner = f"{{{name}: {inner}}}"
+    return f"--{path[0]}='{inner}'"
 
 
 def settle(line: Line) -> None:

@@ -237,7 +237,7 @@ def test_a_validation_loss_that_is_not_finite(unpatched: Runs, patched: Runs) ->
     finite = first + second[1:]
     for result in patched["nan"]:
         assert result.notes["averages"][0] == pytest.approx(sum(finite) / len(finite), rel=1e-5)
-    assert "the loss of 1 batches (of all ranks together) is not finite" in patched["nan"][0].log
+    assert "validation: 1 batches (all ranks) had a loss that is not finite" in patched["nan"][0].log
 
 
 @pytest.mark.skipif(PARTED, reason="ranks part")

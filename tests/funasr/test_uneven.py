@@ -140,7 +140,7 @@ def test_all_ranks_do_the_same_steps(patched: Dict[str, List[launch.Result]], en
     assert ranks[0].steps == ranks[1].steps and len(ranks[0].steps) == 8 * EPOCHS
     assert {name for rank in ranks for name in _seen(rank)} == _expected()
     assert "8 batches on each of 2 ranks" in ranks[0].log
-    assert "6 repeated, so that all ranks have as many" in ranks[0].log
+    assert "6 repeated to give every rank the same number" in ranks[0].log
 
 
 @uneven
@@ -149,7 +149,7 @@ def test_stop_at_the_shortest(patched: Dict[str, List[launch.Result]]) -> None:
     assert [rank.error for rank in ranks] == [None, None], ranks[0].log[-3000:]
     assert [len(rank.training) for rank in ranks] == [2 * EPOCHS] * 2
     assert ranks[0].steps == ranks[1].steps
-    assert "6 left out, so that all ranks have as many" in ranks[0].log
+    assert "6 dropped to give every rank the same number" in ranks[0].log
 
 
 @uneven
@@ -171,7 +171,7 @@ def test_workers_and_validation_in_the_midst_of_an_epoch(patched: Dict[str, List
 def test_a_rank_without_data_is_named_on_all_ranks(patched: Dict[str, List[launch.Result]]) -> None:
     errors = {rank.error for rank in patched["empty"]}
     assert len(errors) == 1
-    assert "1 of 2 ranks have no batch at all (ranks 0)" in str(errors.pop())
+    assert "1 of 2 ranks have no batch (rank 0)" in str(errors.pop())
 
 
 @pytest.mark.skipif(not SAME, reason="the default sampler knows its rank")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpfix.ranks.failures import last_words
 from tests.support import ranks
 
 # `b` is used from the second step on: torch warns of the flag in the first one, or fails in the second.
@@ -65,3 +66,19 @@ def test_torchs_warning_of_the_flag_is_for_a_user_who_has_set_it(tmp_path: Path)
     # A healthy job has one line, about toolkits that it has imported.
     (line,) = [line for line in found.stderr.splitlines() if line.startswith("ddpfix")]
     assert re.fullmatch(r"ddpfix \S+: \d+ fixes in use for torch \S+ \(python -m ddpfix plan\)", line), line
+
+
+class BeforeNotes(IndexError):
+    """An error as it was before Python 3.11."""
+
+    add_note = None
+
+
+@pytest.mark.parametrize("kind", [IndexError, BeforeNotes])
+def test_an_explanation_follows_the_error(kind: type) -> None:
+    error = kind("index 3")
+    last_words.explain(error, "Audio file 'a.wav' does not exist")
+    assert last_words.words(error) == f"{kind.__name__}: index 3. Audio file 'a.wav' does not exist"
+    inner = "IndexError: index 3\nddpfix: Audio file 'a.wav' does not exist"
+    worker = IndexError(f"Caught IndexError in worker.\nOriginal Traceback (most recent call last):\n{inner}\n")
+    assert last_words.words(worker) == "IndexError: index 3. Audio file 'a.wav' does not exist"

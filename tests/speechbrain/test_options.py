@@ -106,7 +106,7 @@ def test_no_truth_value(words: List[str], train: Path) -> None:
     outcome = patched(train, *words)
     assert outcome.error == "exit 2"
     name = words[0].partition("=")[0]
-    assert f"error: {name}=maybe: accepted are true and false" in outcome.printed
+    assert f"error: {name}=maybe: use true or false" in outcome.printed
 
 
 def flags() -> List[str]:

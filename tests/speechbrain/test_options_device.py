@@ -170,16 +170,16 @@ def test_precision(value: str, train: Path) -> None:
         if value == "bf16" and RELEASE < (0, 5, 14):
             outcome = patched(train, f"--precision={value}")
             assert outcome.error == "exit 2"
-            assert "--precision=bf16: this release of SpeechBrain has no bf16" in outcome.printed
+            assert "--precision=bf16: bf16 needs SpeechBrain 0.5.14" in outcome.printed
             return
         expected = {"auto_mix_prec": value == "fp16", "bfloat16_mix_prec": value == "bf16"}
         with parsing.log_lines() as lines:
             options = mixed(brain(train, f"--precision={value}"))
         assert options == {name: expected[name] for name in options}
         assert ("auto_mix_prec" in options, "bfloat16_mix_prec" in options) == (True, RELEASE >= (0, 5, 14))
-        trains = "bf16" if RELEASE >= (0, 5, 14) else "fp32: its autocast is for CUDA only"
-        fp16 = f"--precision=fp16 is auto_mix_prec in this release, and on the CPU that trains in {trains}"
-        bf16 = "--precision=bf16 is bfloat16_mix_prec in this release"
+        trains = "bf16" if RELEASE >= (0, 5, 14) else "fp32"
+        fp16 = f"--precision=fp16 means --auto_mix_prec in this release, which trains in {trains} on the CPU"
+        bf16 = "--precision=bf16 means --bfloat16_mix_prec in this release"
         assert lines == {"fp16": [fp16], "bf16": [bf16], "fp32": []}[value]
         return
     assert before.error is None
@@ -197,10 +197,10 @@ def test_a_precision_that_nobody_knows(train: Path, tmp_path: Path) -> None:
         assert unpatched(train, f"--{name}=half").error == ("exit 2" if RELEASE >= NEW else None)
         outcome = patched(train, f"--{name}=half")
         assert outcome.error == "exit 2"
-        assert f"error: --{name}=half: accepted are fp32, fp16, bf16" in outcome.printed
+        assert f"error: --{name}=half: use one of fp32, fp16, bf16" in outcome.printed
     outcome = patched(parsing.write(tmp_path, BASE + "precision: half\n"))
     assert outcome.error == ("exit 2" if RELEASE >= OLD else None)
-    assert RELEASE < OLD or "precision: half in the yaml: accepted are fp32, fp16, bf16" in outcome.printed
+    assert RELEASE < OLD or "precision: half in the yaml: use one of fp32, fp16, bf16" in outcome.printed
 
 
 @pytest.mark.patches("speechbrain.precision")
@@ -227,10 +227,10 @@ def test_two_precisions(train: Path) -> None:
         outcome = patched(train, *BOTH)
     if RELEASE < OLD:
         assert (outcome.error, lines) == ("exit 2", [])
-        assert "--precision=fp32 and --auto_mix_prec (fp16) contradict each other" in outcome.printed
+        assert "--precision=fp32 contradicts --auto_mix_prec (fp16)" in outcome.printed
     else:
         assert parsing.as_unpatched(outcome.options) == parsing.as_unpatched(unpatched(train, *BOTH).options)
-        assert lines == ["--precision=fp32 is not used: --auto_mix_prec (fp16) counts in this release"]
+        assert lines == ["--precision=fp32 is ignored: this release uses --auto_mix_prec (fp16)"]
     assert patched(train, "--precision=fp16", "--auto_mix_prec").error is None
 
 

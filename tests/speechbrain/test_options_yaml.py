@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
 import yaml
@@ -135,3 +135,47 @@ def test_run_options_of_the_users_own(tmp_path: Path, active: None) -> None:
     hparams = {"debug_batches": 7, FLAG: True, "device": "cpu"}
     brain = parsing.brain({"debug_batches": 2, FLAG: False, "device": "cpu"}, hparams)
     assert (brain.debug_batches, getattr(brain, FLAG, False)) == (2, False)
+
+
+SEARCH = """
+test_beam: 66
+test_beam_search: {beam_size: 100, prune_history: True, alpha: !ref <lr>}
+valid_search: !new:collections.Counter
+    beam: 3
+test_search: !new:collections.Counter
+    beam: !ref <test_beam>
+deep: {inner: {kenlm_model_path: a}}
+"""
+
+
+@pytest.mark.parametrize(
+    "typed, within, instead",
+    [
+        # Issue 2729: prune_history and kenlm_model_path of test_beam_search.
+        ("--prune_history=False", "test_beam_search", ["--test_beam_search={prune_history: False}"]),
+        ("--kenlm_model_path=lm.arpa", "deep.inner", ["--deep={inner: {kenlm_model_path: lm.arpa}}"]),
+        ("--beam_size=5", "test_beam_search", ["--test_beam_search={beam_size: 5}"]),
+        ("--alpha=0.25", "test_beam_search", ["--lr=0.25"]),
+        ("--beam=5", "valid_search and test_search", ["--valid_search={beam: 5}", "--test_beam=5"]),
+    ],
+)
+def test_a_key_one_level_down_is_named(typed: str, within: str, instead: List[str], tmp_path: Path) -> None:
+    file = parsing.write(tmp_path, BASE.replace("OUT", str(tmp_path / "out")) + SEARCH)
+    key, _, value = typed[2:].partition("=")
+    with pytest.raises(KeyError):
+        parsing.load(unpatched(file, typed))
+    with parsing.active(), parsing.log_lines() as lines:
+        patched(file, typed)
+        told = " ".join(lines)
+        assert f"{typed}: train.yaml has {key} in {within}, not at the top level. Type " in told
+        assert all("='".join(each.split("=", 1)) in told if "{" in each else each in told for each in instead)
+        lines.clear()
+        loaded = str(parsing.load(patched(file, *instead)))
+        assert not lines and f"'{key}': {yaml.safe_load(value)!r}" in loaded
+
+
+def test_a_near_key_of_the_yaml_is_named(tmp_path: Path, active: None) -> None:
+    file = parsing.write(tmp_path, BASE)
+    with parsing.log_lines() as lines:
+        patched(file, "--outputfolder=b", "--seed=2", "--net={lr: 2}", "--dotted.key=3", "--nothing_like_it=1")
+    assert lines == ["--outputfolder=b: train.yaml has no outputfolder; did you mean output_folder?"]

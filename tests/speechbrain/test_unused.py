@@ -253,7 +253,7 @@ def test_a_frozen_extractor_keeps_all_of_its_layers(unpatched: Results, patched:
         passed(results)
     # Nothing in it is trained, and nothing of it is wrapped.
     assert [wrapped["module"] for wrapped in patched["frozen"][0].ddp] == ["Linear"]
-    assert "is frozen and stays in eval mode" in patched["frozen"][0].log
+    assert "is frozen, so ddpfix keeps it in eval mode" in patched["frozen"][0].log
     notes = [results[0].notes for results in (unpatched["frozen"], patched["frozen"], patched["frozen_unpatched"])]
     assert [min(note["frozen_layers"]) < 4 for note in notes] == [True, False, True]
     assert [set(note["frozen_modes"]) for note in notes] == [{True}, {False}, {True}]

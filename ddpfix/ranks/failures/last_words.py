@@ -55,6 +55,16 @@ def words(error: BaseException) -> str:
     return f"{sentence}{_place(lines)}. {explained}"[:_EXPLAINED]
 
 
+def explain(error: BaseException, text: str) -> None:
+    """Add an explanation to an error, below its own message; the last words of this rank have it, too."""
+    add_note = getattr(error, "add_note", None)
+    if add_note is not None:
+        add_note(f"{_OURS}{text}")
+    elif str(error) == "".join(map(str, error.args)):
+        # Before Python 3.11: in place, so that whoever catches it by its type finds what was raised.
+        error.args = (f"{error}\n{_OURS}{text}",)
+
+
 def without_explanation(text: str) -> str:
     """Return last words without what ddpfix has added to the error, up to the place where it was raised."""
     told = _TOLD.match(text)
@@ -76,6 +86,7 @@ def in_step(step: Optional[int]) -> str:
 def _told(error: BaseException) -> Tuple[str, List[Tuple[str, int]]]:
     """Return the error in one line, and the places in its traceback, the innermost one last."""
     head, found, inner = str(error).partition(_WORKER)
+    inner = inner.partition(f"\n{_OURS}")[0]
     if found and inner.strip():
         return inner.strip().splitlines()[-1].strip(), [(file, int(line)) for file, line in _LINE.findall(inner)]
     message = _first_sentences(head)

@@ -1,0 +1,119 @@
+"""Audio that cannot be read is named where FunASR's error tells only of what follows from it.
+
+Before 1.3 a path that does not exist is taken for samples. The datasets of SenseVoice and of the LLMs log the error and
+go on without the utterance; where a batch has none left, SenseVoice trains on random noise in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import mmap
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
+
+from ddpfix import log
+from ddpfix.patching import temporary
+from ddpfix.patching.site import Site
+from ddpfix.ranks.failures.last_words import explain
+
+if TYPE_CHECKING:
+    from .entry import Run
+
+_READER = "load_audio_text_image_video"
+# The shape of the noise that SenseVoice's collators make.
+_NOISE = (1, 10, 128)
+_LIMITS = "Each utterance is over a limit of the dataset (dataset_conf.batch_size, max_token_length)"
+_INSTEAD = ", so FunASR trains on random noise"
+_LONGEST = 1000
+
+
+class Unread:
+    """What this rank could not read; the page is shared with the workers that are forked from it."""
+
+    def __init__(self, page: Any) -> None:
+        self._page = page
+        # Of the utterance that is being read, of its batch, and of the last batch that became noise.
+        self.utterance = self.batch = self.noise = ""
+
+    def load(self, wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        source = args[0] if args else None
+        try:
+            result = wrapped(*args, **kwargs)
+        except Exception as error:
+            self._note(source, f"cannot be read ({type(error).__name__}: {str(error)[:80]})")
+            raise
+        if result is source and kwargs.get("data_type") in (None, "sound"):
+            self._note(source, "cannot be read")
+        return result
+
+    def _note(self, source: Any, how: str) -> None:
+        if isinstance(source, str):
+            self.utterance = f"Audio file '{source}' {how if os.path.exists(source) else 'does not exist'}"
+            self.batch = self.batch or self.utterance
+
+    def item(self, wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        self.utterance = ""
+        try:
+            return wrapped(*args, **kwargs)
+        except Exception as error:
+            if self.utterance:
+                explain(error, self.utterance)
+            raise
+
+    def collate(self, wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        samples, why = next(iter((*args, *kwargs.values())), None), self.batch
+        if self.noise:
+            log.on_every_rank(f"{self.noise} (rank {os.environ.get('RANK', '0')})")
+        self.batch = self.noise = ""
+        if not isinstance(samples, list) or any(sample is not None for sample in samples):
+            return wrapped(*args, **kwargs)
+        why = f"{why or _LIMITS}. The batch has no usable utterance"
+        self._page[:] = why.encode()[:_LONGEST].ljust(_LONGEST)
+        try:
+            batch = wrapped(*args, **kwargs)
+        except Exception as error:
+            explain(error, why)
+            raise
+        self.noise = f"{why}{_INSTEAD}" if _is_noise(batch) else ""
+        return batch
+
+    def explain(self, error: BaseException) -> None:
+        """Explain an error that was raised while a batch without any utterance was trained on."""
+        why = bytes(self._page).strip(b" \0").decode(errors="ignore")
+        found = [frame.f_locals.get("batch") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        batches = [batch for batch in found if isinstance(batch, dict) and (not batch or _is_noise(batch))]
+        if why and batches:
+            explain(error, f"{why}{_INSTEAD if batches[0] else ''}")
+
+
+def _is_noise(batch: Dict[str, Any]) -> bool:
+    return tuple(getattr(batch.get("speech"), "shape", ())) == _NOISE
+
+
+@contextlib.contextmanager
+def named(parent: Site, run: Run) -> Iterator[None]:
+    """While ``main`` runs, watch what its dataset reads."""
+    kind = _dataset(run)
+    unread = Unread(mmap.mmap(-1, _LONGEST))
+    with temporary.patched(parent) as site:
+        if kind is not None:
+            site.wrap(sys.modules["funasr.utils.load_utils"], _READER, unread.load)
+            for name, wrapper in (("__getitem__", unread.item), ("collator", unread.collate)):
+                site.wrap(next(each for each in kind.__mro__ if name in vars(each)), name, wrapper)
+        try:
+            yield
+        except Exception as error:
+            unread.explain(error)
+            raise
+
+
+def _dataset(run: Run) -> Optional[Any]:
+    """Return the class of the dataset, if it reads utterances one by one by FunASR's own function."""
+    kind = run.namespace["tables"].dataset_classes.get(run.kwargs.get("dataset", "AudioDataset"))
+    read = hasattr(sys.modules.get("funasr.utils.load_utils"), _READER)
+    return (
+        kind if read and inspect.isclass(kind) and hasattr(kind, "__getitem__") and hasattr(kind, "collator") else None
+    )

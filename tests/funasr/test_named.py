@@ -1,0 +1,156 @@
+"""A fault of data or of a name is named as what it is: the file, the key and the near name, not what follows from it.
+
+Public reports: FunASR 1389, 2097 and SenseVoice 54 (a path that does not exist, told as an attribute of ``str``),
+FunASR 2769 and SenseVoice 158 (utterances longer than ``batch_size``, told as an IndexError of the model), Fun-ASR 45
+(``dataset=FunASRNano``) and FunASR 2664 (a tokenizer), told as "'NoneType' object is not callable".
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.funasr import launch, recipes
+from tests.funasr.launch import Result, Scenario
+
+RELEASE = tuple(int(part) for part in launch.version().split("."))
+SENSE_VOICE = (launch.package() / "datasets" / "sense_voice_datasets").exists()
+SAMPLER = "BatchSampler" if RELEASE >= (1, 0, 6) else "DynamicBatchLocalShuffleSampler"
+# A tokenizer with SenseVoice's own numbers for its marks.
+CODES = """
+from funasr.register import tables
+MARKS = {"<|zh|>": 24884, "<|NEUTRAL|>": 25004, "<|Speech|>": 24993, "<|woitn|>": 25017}
+class Codes:
+    def __init__(self, **kwargs):
+        pass
+    def encode(self, text, **kwargs):
+        return [MARKS[text]] if text in MARKS else [3 + ord(letter) % 26 for letter in text]
+    def get_vocab_size(self):
+        return 25055
+tables.tokenizer_classes["Codes"] = Codes
+"""
+# Names that no table has, and the nearest one that it has in every release.
+NAMES = {"dataset=FunASRNano": "", "encoder=SANMEncodr": "SANMEncoder", "optim=adamww": "adam"}
+SPELT = {
+    "dataset_conf.batchsize=100": "dataset_conf.batch_size",
+    "dataset_conf.batch_typ=token": "dataset_conf.batch_type",
+    "frontend_conf.n_mel=80": "frontend_conf.n_mels",
+    "scheduler_conf.warmup_step=5": "scheduler_conf.warmup_steps",
+}
+# Read by some class, or like nothing that is read.
+READ = ("dataset_conf.sort_size=10", "dataset_conf.max_source_length=3000", "dataset_conf.mine=1", "optim_conf.eps=0.1")
+
+
+def replaced(config: Path, rank_of_two: int, source: str) -> Path:
+    """Give every second utterance of the training list another file."""
+    file = config.parent / "train.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines[rank_of_two::2]:
+        line["source"] = source
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return config
+
+
+def sense_voice(folder: Path, batch_size: int) -> Path:
+    encoder = {**recipes._ENCODERS["SANMEncoder"], "tp_blocks": 1}
+    return recipes.write(
+        folder,
+        "Paraformer",
+        (1.0, 1.1, 1.2, 1.3) * 3,
+        model="SenseVoiceSmall",
+        model_conf={"length_normalized_loss": True, "sos": 1, "eos": 2, "ignore_id": -1},
+        encoder="SenseVoiceEncoderSmall",
+        encoder_conf=encoder,
+        tokenizer="Codes",
+        vocab_size=25055,
+        dataset="SenseVoiceCTCDataset",
+        dataset_conf={"batch_sampler": SAMPLER, "batch_type": "token", "batch_size": batch_size, "retry": 1},
+    )
+
+
+def scenarios(folder: Path) -> List[Scenario]:
+    good = recipes.write(folder / "good", "Paraformer", (1.0, 1.2) * 4, dataset_conf={"batch_sampler": SAMPLER})
+    text = folder / "text.wav"
+    text.write_text("no audio")
+    plans = [Scenario(each.split("=")[0], good, overrides=[f"++{each}"]) for each in NAMES]
+    plans.append(Scenario("good", good, overrides=[f"++{each}" for each in READ]))
+    plans.append(Scenario("spelt", good, overrides=[f"++{each}" for each in SPELT]))
+    for name, workers, source in (("missing", 1, str(folder / "elsewhere.wav")), ("text", 0, str(text))):
+        config = recipes.write(folder / name, "Paraformer", (1.0, 1.2) * 4, dataset_conf={"batch_sampler": SAMPLER})
+        plans.append(Scenario(name, replaced(config, 1, source), overrides=[f"++dataset_conf.num_workers={workers}"]))
+    if SENSE_VOICE:
+        none = replaced(sense_voice(folder / "noise", 150), 1, str(folder / "elsewhere.wav"))
+        plans.append(Scenario("noise", none, "train_ds", ["++dataset_conf.num_workers=1"], before=CODES))
+        plans.append(Scenario("long", sense_voice(folder / "long", 60), "train_ds", before=CODES))
+    return plans
+
+
+@pytest.fixture(scope="module", params=["unpatched", "patched"])
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Result]]:
+    folder = tmp_path_factory.mktemp("named")
+    ddpfix = request.param == "patched"
+    return {"": [Result(str(ddpfix))], **launch.train(scenarios(folder), folder / "out", ddpfix=ddpfix)}
+
+
+def logs(ran: Dict[str, List[Result]], name: str) -> str:
+    return "".join(result.log for result in ran[name])
+
+
+def is_patched(ran: Dict[str, List[Any]]) -> bool:
+    return bool(ran[""][0].log == "True")
+
+
+def test_a_right_program_gets_no_line(ran: Dict[str, List[Result]]) -> None:
+    assert ran["good"][0].error is None, ran["good"][0].log[-3000:]
+    assert "did not take effect" not in logs(ran, "good") and "Audio file" not in logs(ran, "good")
+
+
+@pytest.mark.patches("funasr.entry")
+@pytest.mark.parametrize("kind", ["missing", "text"])
+def test_the_file_is_named(ran: Dict[str, List[Result]], kind: str) -> None:
+    assert any(result.error for result in ran[kind])
+    how = "does not exist" if kind == "missing" else "cannot be read"
+    name = "elsewhere.wav" if kind == "missing" else "text.wav"
+    told = [line for line in logs(ran, kind).splitlines() if "Audio file '" in line]
+    assert bool(told) is is_patched(ran)
+    assert all(f"{name}' {how}" in line for line in told)
+
+
+@pytest.mark.patches("funasr.entry")
+@pytest.mark.skipif(not SENSE_VOICE, reason="this release has no dataset that goes on without an utterance")
+def test_the_noise_is_named(ran: Dict[str, List[Result]]) -> None:
+    failed = [result for result in ran["noise"] if "index 3 is out of bounds" in str(result.error)]
+    assert failed, ran["noise"][1].log[-3000:]
+    told = "elsewhere.wav' does not exist. The batch has no usable utterance, so FunASR trains on random noise"
+    assert all((told in result.log) is is_patched(ran) for result in failed)
+
+
+@pytest.mark.patches("funasr.uneven")
+@pytest.mark.skipif(not SENSE_VOICE, reason="this release has no SenseVoice dataset")
+def test_utterances_longer_than_the_batch_size_are_named(ran: Dict[str, List[Result]]) -> None:
+    error = str(ran["long"][0].error)
+    if is_patched(ran):
+        assert "12 longer than dataset_conf.batch_size=60 (raise it to keep them)" in error
+        assert "2 of 2 ranks have no batch" in error
+    else:
+        assert "index 3 is out of bounds" in error
+
+
+@pytest.mark.patches("funasr.overrides")
+@pytest.mark.parametrize("typed", NAMES)
+def test_the_name_is_named(ran: Dict[str, List[Result]], typed: str) -> None:
+    key, _, _ = typed.partition("=")
+    assert all(result.error for result in ran[key])
+    told = [line for line in logs(ran, key).splitlines() if f"{typed}: FunASR has no {key} of this name" in line]
+    assert bool(told) is is_patched(ran)
+    assert all(NAMES[typed] in line for line in told)
+
+
+@pytest.mark.patches("funasr.overrides")
+def test_a_key_of_a_section_is_named(ran: Dict[str, List[Result]]) -> None:
+    for typed, near in SPELT.items():
+        line = f"{typed}: FunASR has no such setting; did you mean {near}?"
+        assert (line in logs(ran, "spelt")) is is_patched(ran)
