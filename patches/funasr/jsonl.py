@@ -75,8 +75,8 @@ def _judge(path: Any, reader: _Reader, conf: Dict[str, Any], patch: str) -> None
     advice = "Write the list with FunASR's scp2jsonl, which adds it"
     if _lengths_decide(conf):
         raise ValueError(
-            f"ddpfix: {missing}. FunASR would count each as one frame, so a batch could hold thousands of utterances."
-            f" {advice}, or set {switch_name(patch)}=0 to train anyway."
+            f"ddpfix: {missing}, so FunASR counts each as one frame and batch_size has no effect. {advice}, or set"
+            f" {switch_name(patch)}=0 to train anyway."
         )
     log.warning(f"{missing}, so length limits (max_token_length) do not apply to them. {advice}.")
 

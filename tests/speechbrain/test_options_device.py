@@ -214,7 +214,7 @@ def test_abbreviated_and_eval_precision(train: Path) -> None:
         return
     assert unpatched(train, "--eval_precision=bf16").overrides == "eval_precision: bf16"
     assert outcome.error == "exit 2"
-    assert "this release of SpeechBrain evaluates in fp32 and has no option for it" in outcome.printed
+    assert "this release of SpeechBrain always evaluates in fp32" in outcome.printed
     assert patched(train, "--eval_precision=fp32").overrides == ""
 
 
