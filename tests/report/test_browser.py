@@ -77,6 +77,34 @@ def test_the_bar_of_links_stays_and_marks_the_part(chromium: Any, pages: Dict[st
     tab.close()
 
 
+def test_in_a_tall_window_the_link_that_was_followed_is_marked(chromium: Any, pages: Dict[str, Path]) -> None:
+    """The last parts cannot reach the top of the window."""
+    tab = Tab(chromium, pages["one"], 1280, 2400, dark=False)
+    tab.ready()
+    marked = "document.querySelector('nav a[aria-current]').hash"
+    assert tab.page.evaluate(marked) == "#findings"
+    for part in ("settings", "done", "ranks", "unused", "done"):
+        tab.page.locator(f"nav a[href='#{part}']").click()
+        tab.page.wait_for_function(f"() => {marked} === '#{part}'", timeout=5000)
+        # The scrolling that follows a link does not take the mark away.
+        tab.page.wait_for_timeout(200)
+        assert tab.page.evaluate(marked) == f"#{part}"
+    tab.page.mouse.wheel(0, -5000)
+    tab.page.wait_for_function(f"() => {marked} === '#findings'", timeout=5000)
+    tab.close()
+
+
+def test_no_table_is_cut_on_a_phone(chromium: Any, pages: Dict[str, Path]) -> None:
+    for name in ("two", "many"):
+        tab = Tab(chromium, pages[name], 360, 800, dark=False, touch=True)
+        tab.ready()
+        tab.page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        cut = "[...document.querySelectorAll('.scroll, .scroll *')].filter((e) => e.scrollWidth > e.clientWidth + 1"
+        assert tab.page.evaluate(f"{cut} && getComputedStyle(e).display !== 'inline').length") == 0
+        assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        tab.close()
+
+
 def test_figures_fill_their_cards_and_follow_them(chromium: Any, pages: Dict[str, Path]) -> None:
     tab = Tab(chromium, pages["two"], 1280, 800, dark=False)
     tab.ready()

@@ -99,7 +99,7 @@ def _body(runs: Sequence[Data], drawn: Sequence[Sequence[Figure]], title: str) -
             '<a class="skip" href="#main">Skip to findings</a>',
             head.make(runs, title),
             f'<nav aria-label="Parts of this page"><ul>{listed}</ul></nav>',
-            f'<main id="main" class="{"two" if len(runs) == 2 else "one"}">',
+            f'<main id="main" class="{"two" if len(runs) == 2 else ""}">',
             _section("findings", "Findings", _columns(runs, [_findings(data) for data in runs])),
             _ratios(runs) if len(runs) == 2 else "",
             *(_section(subject, heading, parts[subject]) for subject, heading in shown),
