@@ -62,7 +62,7 @@ def test_json_has_the_data_and_needs_no_plotly(
     found = json.loads(capsys.readouterr().out)
     assert found["version"] == 1 and [run["steps"] for run in found["runs"]] == [12, 12]
     ratios = {each["name"]: each["ratio"] for each in found["comparison"]}
-    assert ratios["a step"] == 1.0
+    assert ratios["time per step"] == 1.0
     assert {each["level"] for each in found["runs"][0]["findings"]} <= {"good", "plain", "attention"}
     assert not list(folder.glob("*.html"))
 

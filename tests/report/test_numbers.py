@@ -329,9 +329,9 @@ def test_two_runs_are_compared_by_ratios(tmp_path: Path) -> None:
     one = summary.load(traces.write(tmp_path / "one", 2, 20, own_layers=True))
     two = summary.load(traces.write(tmp_path / "two", 2, 20, change=twice))
     found = {each.name.strip(): each for each in compare.compare(one, two)}
-    assert found["a step"].ratio == pytest.approx(2.0)
-    assert found["steps a second"].ratio == pytest.approx(0.5)
-    assert found["most memory of a rank"].ratio == pytest.approx(0.5)
-    parted = found["steps in which ranks skipped different layers"]
+    assert found["time per step"].ratio == pytest.approx(2.0)
+    assert found["steps per second"].ratio == pytest.approx(0.5)
+    assert found["peak memory of a rank"].ratio == pytest.approx(0.5)
+    parted = found["steps where ranks skipped different layers"]
     assert parted.one and (parted.two, parted.ratio) == (0, 0)
-    assert found["gradients sent by a rank in a step"].one == pytest.approx(4_000_000)
+    assert found["gradients sent per rank and step"].one == pytest.approx(4_000_000)

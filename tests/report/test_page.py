@@ -105,9 +105,7 @@ def test_nothing_is_loaded_from_elsewhere(source: str) -> None:
 def test_a_comparison_has_ratios(folders: List[Path]) -> None:
     found = Page(written(*folders[:2]))
     rows = [element.text for element in found.named("tr")]
-    assert any(
-        row.startswith("steps in which ranks skipped different layers58") and row.endswith("00.00") for row in rows
-    )
+    assert any(row.startswith("steps where ranks skipped different layers58") and row.endswith("00.00") for row in rows)
     headings = [element.text for element in found.elements if element.name in ("h3", "figcaption")]
     assert headings.count("stock") == headings.count("ddpfix") >= 8
     # What holds for both runs stands there once.
