@@ -25,7 +25,7 @@ def switch(value: str) -> bool:
         return True
     if word in OFF:
         return False
-    raise ValueError(f"DDPFIX={value!r} is not understood: use one of {', '.join(ON)} or {', '.join(OFF[1:])}")
+    raise ValueError(f"DDPFIX={value!r} is neither on ({', '.join(ON)}) nor off ({', '.join(OFF[1:])})")
 
 
 def printable(text: str) -> str:
@@ -64,9 +64,23 @@ def refuse(why: str) -> None:
 
     Where a rank alone is refused, the others name it when they compare what ddpfix does.
     """
+    if _speaks():
+        say(f"{why}. ddpfix is OFF in this process")
+
+
+def _speaks() -> bool:
+    """Return whether this process speaks for its node: the first rank on it, or one that no launcher has started."""
     local = next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name)), "")
-    if local in ("", "0") and not _is_worker(bool(local)):
-        say(f"not activated, this process runs as without ddpfix: {why}")
+    return local in ("", "0") and not _is_worker(bool(local))
+
+
+def hint() -> None:
+    """Say that settings are given and nothing is switched on, unless the program has begun to do that itself."""
+    given = sorted(name for name in os.environ if name.startswith("DDPFIX_"))
+    words = " ".join(getattr(sys, "orig_argv", ())[:4])
+    if given and "ddpfix.engine" not in sys.modules and _speaks() and "compile_worker" not in words:
+        more = f" (and {len(given) - 1} more)" if len(given) > 1 else ""
+        say(f"{given[0]}{more} is set, but DDPFIX=1 is not: ddpfix is off unless the program switches it on itself")
 
 
 def _is_worker(launched: bool) -> bool:
@@ -88,7 +102,7 @@ def is_second(other: Optional[str]) -> bool:
     """Return whether another copy of ddpfix is at work in this process, which is reported once."""
     if other is not None and other not in _reported:
         _reported.append(other)
-        say(f"this copy does nothing, because another one is at work in this process: {os.path.dirname(other)}")
+        say(f"this copy is not used, because another one is active in this process: {os.path.dirname(other)}")
     return other is not None
 
 

@@ -320,7 +320,8 @@ def switch_on(**arguments: object) -> None:
             log.set_level(engine.settings["log"])
             for line in engine.settings.gone:
                 log.warning(line)
-            hook = import_hook.install(frozenset({"torch", *engine.matrix.toolkits}))
+            hook = import_hook.install(frozenset())
+            hook.watched = frozenset({"torch", *engine.matrix.toolkits})
             hook.wake, hook.wanted = None, engine.wanted
             hook.importing, hook.imported = engine.importing, engine.imported
             engine.catch_up()

@@ -27,7 +27,7 @@ def become(rest: List[str], chosen: Mapping[str, str]) -> int:
         # As arguments, too: an empty one is refused, while an empty variable counts as not set.
         settings.read(chosen, loader.load().patches, environ)
         if sys.flags.ignore_environment or sys.flags.no_site:
-            _env.say("not activated: the interpreter's options -I, -E and -S shut us out")
+            _env.say("ddpfix is OFF: Python's options -I, -E and -S keep it from starting")
     _flush()
     if os.name == "nt":
         return subprocess.call(command, env=environ)

@@ -6,6 +6,13 @@ import os
 from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
 PREFIX = "DDPFIX_"
+# Settings that change what is trained. The others watch a training: a rank may have its own, and a typo in one of them
+# switches nothing off.
+TRAINING = ("unused", "layerdrop", "overrides", "untested", "uneven", "memory", "seed", "bypass")
+# Patches that change nothing of what is trained.
+OBSERVING = frozenset(
+    f"torch.{name}" for name in ("diagnosis", "divergence", "failures", "hang", "probe", "init_file", "trace")
+) | {"fastnlp.cause", "fastnlp.logs", "wenet.failures"}
 # So much of a value that is refused is shown, and of an unknown name is compared with those that are known.
 LONGEST = 200
 

@@ -11,27 +11,11 @@ from typing import Callable, Container, Dict, FrozenSet, Iterable, List, Mapping
 from packaging.version import Version
 
 from ddpfix.matrix.detect import UNRECOGNISED
+from ddpfix.matrix.known_settings import OBSERVING, TRAINING
 from ddpfix.matrix.model import Matrix, Patch, Row
 from ddpfix.matrix.ranges import parsed
 from ddpfix.matrix.settings import Settings, switch_name, wanted
 from ddpfix.state import State
-
-# Settings that change what is trained; a rank may have the others for itself.
-_TRAINING = (
-    "unused",
-    "layerdrop",
-    "overrides",
-    "untested",
-    "uneven",
-    "memory",
-    "seed",
-    "bypass",
-)
-# Patches that change nothing of what is trained, and are no fact either.
-_OBSERVING = frozenset(
-    f"torch.{name}" for name in ("diagnosis", "divergence", "failures", "hang", "probe", "init_file")
-) | {"torch.trace", "fastnlp.cause", "fastnlp.logs", "wenet.failures"}
-
 
 # Of a release that was not tested: what the fix relies on is as in one that was.
 UNCHANGED = "unchanged there"
@@ -138,8 +122,8 @@ def facts(
         failed: the patches that could not be applied.
     """
     found = {"ddpfix": ddpfix}
-    found.update({f"DDPFIX_{name.upper()}": settings[name] for name in _TRAINING})
-    used = [d for d in decisions if d.toolkit in imported and d.patch not in _OBSERVING]
+    found.update({f"DDPFIX_{name.upper()}": settings[name] for name in TRAINING})
+    used = [d for d in decisions if d.toolkit in imported and d.patch not in OBSERVING]
     # As plain words: they are compared with those that came through the store, and shown beside them.
     found.update({d.patch: str(State.FAILED if d.patch in failed else d.action) for d in used})
     return found

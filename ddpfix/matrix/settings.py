@@ -8,17 +8,18 @@ default. A switch ``DDPFIX_<PATCH>=0`` wins over all of them.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from ddpfix.matrix import gone, pyproject
-from ddpfix.matrix.known_settings import LONGEST, PREFIX, SETTINGS, Setting, SettingsError, shown
+from ddpfix.matrix.known_settings import LONGEST, OBSERVING, PREFIX, SETTINGS, TRAINING, Setting, SettingsError, shown
 
 __all__ = ["PREFIX", "SETTINGS", "SWITCH", "Setting", "Settings", "SettingsError", "read", "switch_name", "wanted"]
 
 SWITCH = ("0", "1", "force")
+# A source of values: who passes one is there to read an error.
+_ARGUMENT = "argument "
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
@@ -39,7 +40,7 @@ class Settings:
         values: by the names of the settings.
         switches: by patch.
         sources: where a value or a switch came from, by its name.
-        gone: the lines about removed names, which the caller shows.
+        gone: the lines about removed names, and about typos that switch nothing off, which the caller shows.
     """
 
     def __init__(
@@ -75,7 +76,10 @@ def read(
     environ: Optional[Mapping[str, str]] = None,
     folder: Optional[Path] = None,
 ) -> Settings:
-    """Settings from arguments, environment and pyproject.toml; raises :class:`SettingsError` for what is unknown."""
+    """Settings from arguments, environment and pyproject.toml; raises :class:`SettingsError` for what is unknown.
+
+    What only watches a training keeps its default where a variable or the file has a typo, and a line says so.
+    """
     if environ is None:
         environ = {} if sys.flags.ignore_environment else os.environ
     switches_by_variable = {switch_name(patch): patch for patch in patches}
@@ -86,7 +90,7 @@ def read(
         raise SettingsError(str(error)) from None
     reader.table(table, "pyproject.toml [tool.ddpfix] ")
     reader.environment(environ)
-    reader.table({name: value for name, value in arguments.items() if value is not None}, "argument ")
+    reader.table({name: value for name, value in arguments.items() if value is not None}, _ARGUMENT)
     reader.off_switches(environ)
     return Settings(reader.values, reader.switches, reader.sources, reader.gone)
 
@@ -114,32 +118,54 @@ class _Reader:
             if former in gone.VALUES:
                 self.gone.append(gone.answer(former, f"{source}={value.strip()}"))
                 value = gone.VALUES[former][0]
-            self.values[name] = setting.validate(value, source)
-            self.sources[name] = source
+            try:
+                self.values[name] = setting.validate(value, source)
+                self.sources[name] = source
+            except SettingsError as error:
+                if name in TRAINING or source.startswith(_ARGUMENT):
+                    raise
+                self.gone.append(f"{error}. {self.values[name]} is used instead")
             return
         patch = self.by_variable.get(switch_name(key))
         if patch is None:
             earlier = gone.of_variable(switch_name(key))
             if earlier is None:
-                raise SettingsError(self._unknown(key, source))
+                self._refuse(key, source)
+                return
             self.gone.append(gone.answer(earlier, source))
             if earlier in gone.RENAMED:
                 self.set(_now(earlier), value, source)
             return
         word = {"true": "1", "false": "0", "on": "1", "off": "0"}.get(value.strip().lower(), value.strip().lower())
-        if word not in SWITCH:
-            raise SettingsError(f"{shown(source, value)}: accepted are {', '.join(SWITCH)}")
-        self.switches[patch] = word
-        self.sources[patch] = source
+        if word in SWITCH:
+            self.switches[patch], self.sources[patch] = word, source
+            return
+        text = f"{shown(source, value)}: accepted are {', '.join(SWITCH)}"
+        if patch not in OBSERVING or source.startswith(_ARGUMENT):
+            raise SettingsError(text)
+        self.gone.append(f"{text}. It is ignored")
 
-    def _unknown(self, key: str, source: str) -> str:
-        names: List[str] = [s.variable for s in SETTINGS] + list(self.by_variable)
-        hint = near(switch_name(key[:LONGEST]), names, PREFIX) or "."
-        if source.startswith("argument "):
-            # activate(unused=...): the keywords are the variables without their prefix.
-            hint = re.sub(rf"{PREFIX}(\w+)", lambda found: found[1].lower(), hint)
-        where = "accepted are the settings of python -m ddpfix plan --help, and DDPFIX_<PATCH> for those of plan --all"
-        return f"{source[: 2 * LONGEST]} is not a setting of ddpfix: {where}{hint}"
+    def _refuse(self, key: str, source: str) -> None:
+        """Raise for an unknown name; one that can only stand for what watches a training is left out, with a line."""
+        names, is_argument = self._close(switch_name(key[:LONGEST])), source.startswith(_ARGUMENT)
+        # activate(unused=...): the keywords are the variables without their prefix.
+        shown = [name.lower()[len(PREFIX) :] if is_argument else name for name in names]
+        hint = f"did you mean {' or '.join(shown)}?" if shown else "python -m ddpfix plan --help lists them"
+        if is_argument or not names or not all(map(self._watches, names)):
+            raise SettingsError(f"{source[: 2 * LONGEST]} is not a setting ({hint})")
+        self.gone.append(f"{source[: 2 * LONGEST]} is not a setting: it is ignored ({hint})")
+
+    def _close(self, variable: str) -> List[str]:
+        """Return the variables that come nearest to one: by their letters, or patches that are called so."""
+        names = [*(s.variable for s in SETTINGS), *self.by_variable]
+        former = {switch_name(each): switch_name(now) for each, now in gone.RENAMED.items() if each[:1].islower()}
+        word = variable[len(PREFIX) - 1 :]
+        called = [former.get(name, name) for name in (*self.by_variable, *former) if name.endswith(word)]
+        return list(dict.fromkeys([*called[:3], *close(variable, names, PREFIX)]))[:3]
+
+    def _watches(self, variable: str) -> bool:
+        name = variable[len(PREFIX) :].lower()
+        return self.by_variable.get(variable) in OBSERVING or (name in _BY_NAME and name not in TRAINING)
 
     def table(self, table: Mapping[str, object], where: str) -> None:
         for key, value in sorted(table.items(), key=lambda item: gone.age(switch_name(item[0]))):
@@ -164,13 +190,16 @@ class _Reader:
                 self.sources[patch] = variable
 
 
-def near(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return "; did you mean ...?" with the known words that come nearest to a word; empty where none is near.
-
-    A prefix that all of them share makes none of them near.
-    """
+def close(word: str, known: Iterable[str], prefix: str = "") -> List[str]:
+    """Return the known words that come nearest to a word, which a prefix that all of them share does not."""
     # Its import would take a tenth of the time of waking up.
     import difflib
 
-    close = difflib.get_close_matches(word[len(prefix) :], [name[len(prefix) :] for name in known], n=3)
-    return f"; did you mean {', '.join(prefix + name for name in close)}?" if close else ""
+    found = difflib.get_close_matches(word[len(prefix) :], [name[len(prefix) :] for name in known], n=3)
+    return [prefix + name for name in found]
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """Return "; did you mean ...?" with the known words that come nearest to a word; empty where none is near."""
+    found = close(word, known)
+    return f"; did you mean {', '.join(found)}?" if found else ""

@@ -47,6 +47,34 @@ def test_other_values_that_mean_off(installed: Place, value: str) -> None:
     nothing(installed.run("-c", PROBE, DDPFIX=value), "ddpfix", "ddpfix._boot", "ddpfix._env")
 
 
+RANK = {"LOCAL_RANK": "0", "DDPFIX_HANG": "50", "DDPFIX_LOG": "debug"}
+TOLD = "ddpfix: DDPFIX_HANG (and 1 more) is set, but DDPFIX=1 is not: ddpfix is off unless the program switches it on"
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        (RANK, True),
+        ({**RANK, "LOCAL_RANK": "1"}, False),
+        ({**RANK, "DDPFIX": "0"}, False),
+        ({"LOCAL_RANK": "0"}, False),
+    ],
+    ids=["settings", "other rank", "off", "none"],
+)
+def test_a_rank_with_settings_and_no_switch_gets_a_line(
+    installed: Place, tmp_path: Path, environ: Dict[str, str], told: bool
+) -> None:
+    (tmp_path / "torch.py").touch()
+    done = installed.run("-c", "import json, torch", PYTHONPATH=str(tmp_path), **environ)  # type: ignore[arg-type]
+    assert done.returncode == 0 and done.stderr.startswith(TOLD) == told and bool(done.stderr) == told, done.stderr
+    assert installed.run("-c", "import json", **environ).stderr == ""  # type: ignore[arg-type]
+
+
+def test_a_program_that_switches_ddpfix_on_itself_gets_no_line(installed: Place) -> None:
+    done = installed.run("-c", AUTO + TRY_TORCH, LOCAL_RANK="0", DDPFIX_HANG="50")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "True\n", "")
+
+
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S", "-ES"])
 def test_isolated_interpreters_stay_unpatched(installed: Place, flag: str) -> None:
     nothing(installed.run(flag, "-c", PROBE, DDPFIX="1"))
@@ -132,7 +160,7 @@ BAD: List[Dict[str, str]] = [
 def test_a_bad_setting_is_one_line_and_the_program_runs_as_without_us(installed: Place, bad: Dict[str, str]) -> None:
     done = start([installed.python, "-c", TRY_TORCH], installed.env(DDPFIX="1", **bad))
     assert (done.returncode, done.stdout) == (3, "False\n")
-    one_line(done, *bad, "accepted are")
+    one_line(done, *bad, "ddpfix is OFF in this process")
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: next(iter(bad)))
@@ -140,7 +168,7 @@ def test_run_refuses_a_bad_setting_before_it_starts(way: Way, tmp_path: Path, ba
     if way.prefix:
         done = start(way.ours([], ["-c", "open('started', 'w')"]), way.ours_env(**bad), tmp_path)
         assert done.returncode == 2 and not (tmp_path / "started").exists()
-        one_line(done, *bad, "accepted are")
+        one_line(done, *bad, "plan --help" if "DDPFIX_FOO" in bad else "accepted are")
 
 
 def test_a_bad_project_file(installed: Place, tmp_path: Path) -> None:

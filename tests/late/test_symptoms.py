@@ -68,7 +68,7 @@ ELSEWHERE: Dict[str, Sequence[str]] = {
         "ranks/test_ranks::test_plain_loops",
     ],
     "no line begins with ddpfix": ["late/test_symptoms::test_a_variable_that_is_misspelt"],
-    "not activated": ["activation/test_switch::test_a_bad_setting_is_one_line_and_the_program_runs_as_without_us"],
+    "ddpfix is OFF": ["activation/test_switch::test_a_bad_setting_is_one_line_and_the_program_runs_as_without_us"],
     "was wrapped by": ["late/test_symptoms::test_a_model_that_was_wrapped_before"],
     "was not tested": ["activation/test_untested::test_a_changed_place_leaves_out_what_is_put_there_alone"],
     "ddpfix is active on rank 0": ["ranks/test_ranks::test_a_rank_without_ddpfix_is_named"],

@@ -162,7 +162,7 @@ def test_settings_that_are_refused_and_a_home_that_cannot_be_written(
     assert code == 1 and not errors
     flat = " ".join(output.split())
     assert "blocks: DDPFIX_UNUSED='always': accepted are auto, find" in flat
-    assert "blocks: DDPFIX='maybe' is not understood" in flat
+    assert "blocks: DDPFIX='maybe' is neither on (1, true, yes, on) nor off" in flat
     assert "off (from DDPFIX_LOG)" in flat
 
 

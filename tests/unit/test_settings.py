@@ -17,7 +17,7 @@ from ddpfix.cli import run
 from ddpfix.matrix import settings
 from ddpfix.matrix.settings import SETTINGS, Settings, SettingsError, read, switch_name
 
-PATCHES = ["torch.flag", "transformers.layerdrop", "transformers.layerdrop_x"]
+PATCHES = ["torch.flag", "torch.hang", "torch.finalize", "transformers.layerdrop", "transformers.layerdrop_x"]
 ROOT = Path(__file__).parents[2]
 
 
@@ -60,8 +60,8 @@ def test_a_number_or_off() -> None:
     assert settle().number("cache") is None
     assert settle(environ={"DDPFIX_CACHE": "50"}).number("cache") == 50
     for wrong in ("0", "-1", "2.5", "often"):
-        with pytest.raises(SettingsError, match="DDPFIX_CACHE=.*accepted are off, an integer"):
-            settle(environ={"DDPFIX_CACHE": wrong})
+        with pytest.raises(SettingsError, match="argument cache=.*accepted are off, an integer"):
+            settle({"cache": wrong})
 
 
 def test_a_folder_keeps_its_case_and_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +73,8 @@ def test_a_folder_keeps_its_case_and_is_absolute(tmp_path: Path, monkeypatch: py
     assert settle({"trace": "~/T"})["trace"] == str(tmp_path / "Home" / "T")
     assert settle(environ={"DDPFIX_TRACE": "OFF"})["trace"] == "off"
     for wrong in ("1", "True", "none", "a\0b"):
-        with pytest.raises(SettingsError, match="DDPFIX_TRACE=.*accepted are off, a folder"):
-            settle(environ={"DDPFIX_TRACE": wrong})
+        with pytest.raises(SettingsError, match="argument trace=.*accepted are off, a folder"):
+            settle({"trace": wrong})
 
 
 def test_a_kind_stands_for_the_values_that_cannot_be_listed() -> None:
@@ -174,20 +174,17 @@ def test_words_are_read_as_written_by_people() -> None:
     ("environ", "parts"),
     [
         ({"DDPFIX_UNUSED": "sometimes"}, ["DDPFIX_UNUSED='sometimes'", "accepted are auto, find, late, static, off"]),
-        ({"DDPFIX_UNSUED": "find"}, ["DDPFIX_UNSUED is not a setting of ddpfix", "did you mean DDPFIX_UNUSED, "]),
+        ({"DDPFIX_UNSUED": "find"}, ["DDPFIX_UNSUED is not a setting (did you mean DDPFIX_UNUSED or "]),
         ({"DDPFIX_LAYER_DROP": "off"}, ["DDPFIX_LAYER_DROP", "did you mean DDPFIX_LAYERDROP?"]),
-        ({"DDPFIX_TRANSFORMER_LAYERDROP": "0"}, ["did you mean DDPFIX_TRANSFORMERS_LAYERDROP, "]),
+        ({"DDPFIX_TRANSFORMER_LAYERDROP": "0"}, ["did you mean DDPFIX_TRANSFORMERS_LAYERDROP or "]),
         ({"DDPFIX_TORCH_FLAG": "maybe"}, ["DDPFIX_TORCH_FLAG='maybe'", "accepted are 0, 1, force"]),
-        ({"DDPFIX_XYZZY": "1"}, ["DDPFIX_XYZZY is not a setting", "plan --help", "plan --all."]),
+        ({"DDPFIX_XYZZY": "1"}, ["DDPFIX_XYZZY is not a setting (python -m ddpfix plan --help lists them)"]),
         ({"DDPFIX_SEED": "-1"}, ["DDPFIX_SEED='-1'", "accepted are auto, an integer"]),
         ({"DDPFIX_SEED": "an integer"}, ["DDPFIX_SEED='an integer'"]),
         ({"DDPFIX_SEED": "9" * 5000}, ["DDPFIX_SEED=", "an integer"]),
         ({"DDPFIX_SEED": str(2**63)}, ["DDPFIX_SEED=", "an integer"]),
         ({"DDPFIX_SEED": "1.5"}, ["DDPFIX_SEED='1.5'"]),
-        ({"DDPFIX_TIMEOUT": "seconds"}, ["DDPFIX_TIMEOUT='seconds'", "accepted are seconds (up to a week)"]),
-        ({"DDPFIX_TIMEOUT": "0"}, ["DDPFIX_TIMEOUT='0'"]),
-        ({"DDPFIX_TIMEOUT": "nan"}, ["DDPFIX_TIMEOUT='nan'"]),
-        ({"DDPFIX_TIMEOUT": "inf"}, ["DDPFIX_TIMEOUT='inf'"]),
+        ({"DDPFIX_LATE": "0"}, ["DDPFIX_LATE is not a setting (did you mean DDPFIX_TORCH_FINALIZE"]),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -198,8 +195,27 @@ def test_errors_name_the_variable_and_what_is_accepted(environ: Dict[str, str], 
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("environ", "line"),
+    [
+        ({"DDPFIX_HAGN": "50"}, "DDPFIX_HAGN is not a setting: it is ignored (did you mean DDPFIX_HANG?)"),
+        ({"DDPFIX_HANG": "long"}, "DDPFIX_HANG='long': accepted are off, seconds (up to a week). 300 is used instead"),
+        ({"DDPFIX_TORCH_HANG": "no"}, "DDPFIX_TORCH_HANG='no': accepted are 0, 1, force. It is ignored"),
+        *[({"DDPFIX_TIMEOUT": word}, f"DDPFIX_TIMEOUT='{word}': accepted are") for word in ("0", "nan", "inf", "x")],
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_typo_in_what_only_watches_switches_nothing_off(environ: Dict[str, str], line: str) -> None:
+    found = settle(environ={**environ, "DDPFIX_UNUSED": "find"})
+    assert found.gone[0].startswith(line) and len(found.gone) == 1, found.gone
+    assert found["unused"] == "find" and (found["hang"], found["timeout"]) == ("300", "60")
+    # An argument is read by who has written it.
+    with pytest.raises(SettingsError):
+        settle({name[len("DDPFIX_") :].lower(): value for name, value in environ.items()})
+
+
 def test_errors_name_the_argument_and_the_file(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="argument unsued is not a setting.*did you mean unused, "):
+    with pytest.raises(SettingsError, match=r"argument unsued is not a setting \(did you mean unused or "):
         settle({"unsued": "find"})
     with pytest.raises(
         SettingsError, match=r"pyproject.toml \[tool.ddpfix\] unused='yes'.*auto, find, late, static, off"
@@ -250,7 +266,7 @@ def test_no_name_gives_another_error(name: str) -> None:
     try:
         settle({name: "0"})
     except SettingsError as error:
-        assert "accepted are" in str(error)
+        assert "accepted are" in str(error) or "is not a setting (" in str(error)
 
 
 CODE = "from ddpfix.matrix import settings; print(settings.read({}, ['torch.flag'])['unused'])"

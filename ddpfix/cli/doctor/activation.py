@@ -32,11 +32,11 @@ def _waits() -> bool:
 def look() -> Section:
     """Return the section."""
     findings: List[Finding] = []
-    here = Path(ddpfix.__file__ or "").parent
+    here, switch = Path(ddpfix.__file__ or "").parent, _switch(findings)
     start_files = [_start_file(folder / "ddpfix.pth", here) for folder in site_packages()]
     found = {
-        "switch": _switch(findings),
-        "active": engine() is not None or ("torch" not in sys.modules and _waits()),
+        "switch": switch,
+        "active": engine() is not None or (switch == "on" and "torch" not in sys.modules and _waits()),
         "by": _by(start_files),
         "imported_from": private.path(here),
         "installed_in": _installed_in(here, findings),

@@ -46,7 +46,7 @@ def look_at_settings(whole: Matrix, values: Settings, errors: List[str]) -> Sect
         "switches": {p: {"value": v, "from": values.sources.get(p, "")} for p, v in values.switches.items()},
         "refused": errors,
     }
-    cure = "correct or unset it: until then ddpfix is not activated, and python -m ddpfix run refuses to start"
+    cure = "correct or unset it: until then ddpfix is off, and python -m ddpfix run refuses to start"
     earlier = [Finding("warning", "settings", *text.split(": ", 1)) for text in map(private.text, values.gone)]
     return found, [*(Finding(BLOCKS, "settings", error, cure) for error in errors), *earlier]
 
