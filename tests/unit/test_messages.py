@@ -18,7 +18,6 @@ HIDDEN = "…" * 8
 TOO_LONG = {
     "ddpfix/matrix/known_settings.py",
     "ddpfix/ranks/groups/work.py",
-    "patches/speechbrain/bypass.py",
     "patches/torch/replicas/text.py",
 }
 # What the names of a file stand for: all that is assigned to them.
