@@ -62,7 +62,10 @@ ELSEWHERE: Dict[str, Sequence[str]] = {
         "ranks/test_ranks::test_a_rate_set_on_the_config_takes_effect",
     ],
     "losses or checkpoints": ["late/test_divergence::test_ranks_that_differ_say_so_and_equal_ones_do_not"],
-    "memory climbs": ["funasr/test_batches::test_lengths_do_not_climb"],
+    "memory climbs": [
+        "trace/test_memory::test_what_is_kept_of_each_step_is_named",
+        "funasr/test_batches::test_lengths_do_not_climb",
+    ],
     "each rank skips other layers": [
         "ranks/test_ranks::test_unpatched_trainer_asks_for_unused_parameters_but_ranks_skip_differently",
         "ranks/test_ranks::test_plain_loops",
