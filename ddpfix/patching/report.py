@@ -13,10 +13,10 @@ from ddpfix.state import State
 
 # The states in the order of a reader's interest, and what each means; a toolkit that is absent is named in one line.
 _MEANINGS = {
-    State.FAILED: "raised and was undone",
-    State.SKIP: "left as it is: a release that was not tested",
+    State.FAILED: "failed, and was undone",
+    State.SKIP: "left out: this release was not tested",
     State.APPLIED: "in place",
-    State.REGISTERED: "ready, for when a model is wrapped or a process group made",
+    State.REGISTERED: "ready for the first model or process group",
     State.ARMED: "waits for its target to be imported",
     State.NOTHING_TO_DO: "imported, and nothing needed it",
     State.OFF: "not asked for",

@@ -65,7 +65,7 @@ def _flagged(model: Any) -> None:
         _make_non_reentrant(modules)
         log.info(
             "gradient checkpointing now uses use_reentrant=False: the reentrant kind fails with"
-            " find_unused_parameters=True, and with FSDP and LayerDrop"
+            " find_unused_parameters=True, and under FSDP with LayerDrop"
         )
     unknown = [module for _, module in internals.named_modules(model) if _of_unknown_kind(module)]
     if unknown:

@@ -145,7 +145,7 @@ def test_what_is_trained_otherwise_or_not_clear_is_named(unpatched: Results, our
 
 @pytest.mark.patches("fastnlp.overrides")
 def test_every_part_that_is_not_clear_is_named(ours: Results) -> None:
-    assert "fsdp_kwargs (cpu_offload) is read by driver='torch_fsdp' alone" in log_text(ours["unclear"][0])
+    assert "fastNLP reads fsdp_kwargs (cpu_offload) with driver='torch_fsdp' only" in log_text(ours["unclear"][0])
 
 
 @pytest.mark.patches("fastnlp.overrides")
@@ -161,7 +161,7 @@ FAILING: Dict[str, Tuple[str, str]] = {
     # Without fairscale both end here.
     "of fairscale": (
         "AssertionError: fairscale is not imported.",
-        "ddp_kwargs has no effect with driver='fairscale'; DDP is fairscale_kwargs={'fs_type': 'ddp'",
+        "ddp_kwargs has no effect with driver='fairscale'. For DDP write fairscale_kwargs={'fs_type': 'ddp'",
     ),
     "batched, misspelled": (
         "The parameters:`['batch']` needed",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Dict
 
 import pytest
 import torch
-from ddpfix.patches.torch.diagnosis import parameter_groups
+from ddpfix.patches.torch.diagnosis import explanation, parameter_groups
 from ddpfix.patches.torch.diagnosis import stage as diagnosis
 from ddpfix.patches.torch.pipeline import backward, ddp
 from torch import nn
@@ -140,3 +140,19 @@ def test_names_are_collapsed_by_module(names: Any, expected: str) -> None:
 )
 def test_a_module_is_named_as_python_spells_it(name: str, expected: str) -> None:
     assert parameter_groups.attribute(parameter_groups.Group(name, [f"{name}.weight"], True)) == expected
+
+
+@pytest.mark.parametrize(
+    "unused, given, helps",
+    [
+        ("off", {}, True),
+        # On already, or it would change nothing: a user's own True stays, and a static graph is left to torch.
+        ("late", {}, False),
+        ("off", {"find_unused_parameters": True}, False),
+        ("off", {"static_graph": True}, False),
+    ],
+)
+def test_the_setting_is_advised_where_it_helps(unused: str, given: Dict[str, Any], helps: bool) -> None:
+    ddpfix.activate(log="off", unused=unused)
+    model = DistributedDataParallel(Heads(), **given)
+    assert ("DDPFIX_UNUSED=late" in explanation._without_edit(case_of(model))) is helps

@@ -10,6 +10,8 @@ from typing import Dict, Iterator, List, Tuple
 
 import pytest
 
+from ddpfix.models.parameter_names import in_short
+
 ROOT = Path(__file__).parents[2]
 LONGEST = 240
 # What is put in while a program runs counts as so many characters.
@@ -74,3 +76,10 @@ def test_what_is_put_in_counts(tmp_path: Path) -> None:
     assert [len(text) for _, text in of_file(file) if len(text) > 200] == [220, 212]
     file.write_text(f'ONE = "{"a" * 200}"\n\n\ndef say(a):\n    log(f"{{ONE}}\\n{"b" * 230}", f"{{ONE}}{"b" * 41}")\n')
     assert [len(text) for _, text in too_long(file)] == [241]
+
+
+def test_names_fit_into_a_line() -> None:
+    names = [f"wav2vec2.encoder.layers.{number}.weight" for number in range(9)]
+    assert in_short(names) == "wav2vec2.encoder.layers.0, wav2vec2.encoder.layers.1 and 7 more"
+    assert in_short([f"h.{number}.w" for number in range(9)]) == "h.0, h.1, h.2, h.3 and 5 more"
+    assert in_short(["a" * 99 + ".weight"]) == "a" * 99

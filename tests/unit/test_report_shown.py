@@ -25,7 +25,7 @@ def test_what_was_applied_and_left_is_in_a_few_lines() -> None:
     text = repr(report_of({**states, "other.a": State.ABSENT, "other.b": State.ABSENT}))
     assert text.splitlines() == [
         "ddpfix 9.9: 1 fix in use for kit 1.2; 1 left out (a reason) (python -m ddpfix plan)",
-        "  1 skip: left as it is: a release that was not tested",
+        "  1 skip: left out: this release was not tested",
         "      kit.d",
         "  1 applied: in place",
         "      kit.a",

@@ -22,8 +22,8 @@ from ..pipeline import ddp
 from ..pipeline.process_group import Follower, ProcessGroup
 
 NOT_MET = (
-    "LayerDrop stays as shipped, and ranks may skip different layers: DDP(init_sync=False) gives the ranks no moment at"
-    " which to agree"
+    "LayerDrop stays as shipped, and ranks may skip different layers: with DDP(init_sync=False) ranks cannot agree on"
+    " them"
 )
 NOT_ASKED = (
     "LayerDrop stays as shipped, and ranks may skip different layers: they cannot agree through this process group's"

@@ -153,8 +153,8 @@ def _name_those_before(owner: Any) -> None:
     for wrapper in [each for each in found if "module" in vars(each).get("_modules", ())]:
         MODELS[wrapper] = None
         log.warning(
-            f"a {type(inner(wrapper)).__name__} was wrapped by DistributedDataParallel before ddpfix was activated, and"
-            " gets no fixes. Make import ddpfix.auto the first line of the script, or set DDPFIX=1."
+            f"a {type(inner(wrapper)).__name__} was wrapped by DistributedDataParallel before ddpfix was activated, so"
+            " ddpfix leaves it to torch. Make import ddpfix.auto the first line of the script, or set DDPFIX=1."
         )
 
 
@@ -224,7 +224,7 @@ def _run_stages(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
         model = MODELS[wrapper] = Wrapped(wrapper, *(() if call is None else (call.number, call.parameters)))
     except Exception as error:
         MODELS[wrapper] = None
-        log.warning(f"a {type(inner(wrapper)).__name__} under DDP gets no fixes: {error!r}")
+        log.warning(f"a {type(inner(wrapper)).__name__} under DDP is left to torch: {error!r}")
         return None
     for stage in stages():
         try:

@@ -257,7 +257,12 @@ def batch_skipped(loop: Loop) -> None:
         loop.update(optimizer, model)
 
 
-@kind(plain="error", plain_cause=UNFINISHED, ours="error", cause="earlier steps ran 2 backwards, the last one ran 1")
+@kind(
+    plain="error",
+    plain_cause=UNFINISHED,
+    ours="error",
+    cause="(?s)cause: earlier steps ran 2 backwards, the last one ran 1.*cure: call backward equally often",
+)
 def left_after_the_first_backward(loop: Loop) -> None:
     """An early ``continue`` after the first of two backwards; the gradients so far are thrown away.
 
