@@ -152,7 +152,7 @@ def test_a_module_is_named_as_python_spells_it(name: str, expected: str) -> None
         ("off", {"static_graph": True}, False),
     ],
 )
-def test_the_setting_is_advised_where_it_helps(unused: str, given: Dict[str, Any], helps: bool) -> None:
+def test_the_setting_is_advised_where_it_helps(unused: Any, given: Dict[str, Any], helps: bool) -> None:
     ddpfix.activate(log="off", unused=unused)
     model = DistributedDataParallel(Heads(), **given)
     assert ("DDPFIX_UNUSED=late" in explanation._without_edit(case_of(model))) is helps
