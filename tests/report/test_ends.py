@@ -119,7 +119,10 @@ def test_a_process_that_has_exited_without_an_end_was_killed(tmp_path: Path) -> 
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     (found,) = run(tmp_path / "run", {}, {0: None}, size=1, pid=child.pid, host=socket.gethostname())
-    assert found.text == "Rank 0 was killed after step 7 (no exit record)." and "memory" in found.lines[0]
+    assert (
+        found.text == "Rank 0 was killed after step 7, the last in the trace (no exit record)."
+        and "memory" in found.lines[0]
+    )
     (found,) = run(tmp_path / "there", {}, {0: None}, size=1, pid=child.pid, host="elsewhere")
     assert found.text.startswith("Rank 0 has no exit record: killed or still running after step 7")
 
@@ -140,7 +143,7 @@ def test_a_killed_run_names_the_step_under_way_and_is_not_ok(tmp_path: Path) -> 
     ended = [*begun, {"kind": "begin", "time": 1.7e9, "step": 9}]
     for lines, step in ((begun[:1], 7), (ended, 8)):
         (found,) = run(tmp_path / str(step), {1: lines}, {1: None}, **here)
-        assert found.text == f"Rank 1 was killed after step {step} (no exit record)."
+        assert found.text == f"Rank 1 was killed after step {step}, the last in the trace (no exit record)."
 
 
 def trained(folder: Path, how: str) -> List[Finding]:

@@ -181,7 +181,7 @@ def _where(unended: Sequence[Data]) -> str:
         last = max(begun, key=lambda each: (each["step"], math.prod(each["shape"])))
         return f" in step {last['step']:,} with a batch of {words.shape(last['shape'])}"
     done = min((each["done"] for each in unended), default=0)
-    return f" after step {done:,}" if done else ""
+    return f" after step {done:,}, the last in the trace" if done else ""
 
 
 def _missing(data: Data) -> Iterator[Finding]:

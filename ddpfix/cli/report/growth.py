@@ -13,8 +13,9 @@ from ddpfix.cli.report.grids import Table, Timeline
 _FIRST = 3
 # Steps below which nothing is certain, and of those with a shape, how many have the usual one: an epoch ends with less.
 _ENOUGH, _EQUAL = 10, 0.75
-# Bytes that rise in all and in a step, at least; how even the rise is from quarter to quarter: caches fill ever slower.
-_LEAST, _LEAST_A_STEP, _EVEN = 2**25, 2**18, 0.7
+# Bytes that rise in all and in a step, at least. Parts of the usual rise that each quarter has, at least, and of the
+# whole that one step may give back; and of the first half's rise, what the second has: caches fill ever slower.
+_LEAST, _LEAST_A_STEP, _QUARTER, _BACK, _HALF = 2**25, 2**18, 0.3, 0.25, 0.55
 
 
 class Peak(NamedTuple):
@@ -75,14 +76,21 @@ def find(rank: int, steps: Sequence[int], used: Sequence[Optional[float]], shape
     shape, times = Counter(batches).most_common(1)[0]
     if times < _EQUAL * len(batches) or max(map(math.prod, batches)) > math.prod(shape):
         return None
-    quarters = [_middle(known[len(known) * part // 4 : len(known) * (part + 1) // 4]) for part in range(4)]
-    rises = [later[1] - before[1] for before, later in zip(quarters, quarters[1:])]
-    whole = quarters[3][1] - quarters[0][1]
-    a_step = whole / (quarters[3][0] - quarters[0][0])
-    if whole < _LEAST or a_step < _LEAST_A_STEP or min(rises) < _EVEN * whole / 3:
-        return None
-    return Growth(a_step, rank, known[0], known[-1], shape)
+    ends = [len(known) * part // 4 for part in range(5)]
+    quarters = [median(bytes for _, bytes in known[first:end]) for first, end in zip(ends, ends[1:])]
+    rises, whole = [later - before for before, later in zip(quarters, quarters[1:])], quarters[3] - quarters[0]
+    back = max(before - later for (_, before), (_, later) in zip(known, known[1:]))
+    halves, a_step = [_slope(known[: ends[2]]), _slope(known[ends[2] :])], _slope(known)
+    is_even = min(rises) >= _QUARTER * whole / 3 and back <= _BACK * whole and halves[1] >= _HALF * halves[0]
+    return Growth(a_step, rank, known[0], known[-1], shape) if is_even and _is_large(whole, a_step) else None
 
 
-def _middle(part: List[Tuple[int, float]]) -> Tuple[float, float]:
-    return median(step for step, _ in part), median(bytes for _, bytes in part)
+def _is_large(whole: float, a_step: float) -> bool:
+    return whole >= _LEAST and a_step >= _LEAST_A_STEP
+
+
+def _slope(part: Sequence[Tuple[int, float]]) -> float:
+    """Return the rise of a step, by least squares."""
+    middle, mean = sum(step for step, _ in part) / len(part), sum(bytes for _, bytes in part) / len(part)
+    spread = sum((step - middle) ** 2 for step, _ in part)
+    return sum((step - middle) * (bytes - mean) for step, bytes in part) / spread
