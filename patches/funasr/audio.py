@@ -1,6 +1,6 @@
 """Audio that cannot be read is named where FunASR's error tells only of what follows from it.
 
-Before 1.3 a path that does not exist is taken for samples. The datasets of SenseVoice and of the LLMs log the error and
+Older releases take a path that does not exist for samples. The datasets of SenseVoice and of the LLMs log the error and
 go on without the utterance; where a batch has none left, SenseVoice trains on random noise in its place.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
 from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
-from ddpfix.ranks.failures.last_words import explain
+from ddpfix.ranks.failures.last_words import explained
 
 if TYPE_CHECKING:
     from .entry import Run
@@ -45,6 +45,7 @@ class Unread:
         except Exception as error:
             self._note(source, f"cannot be read ({type(error).__name__}: {str(error)[:80]})")
             raise
+        self.utterance = ""
         if result is source and kwargs.get("data_type") in (None, "sound"):
             self._note(source, "cannot be read")
         return result
@@ -56,12 +57,8 @@ class Unread:
 
     def item(self, wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         self.utterance = ""
-        try:
+        with explained(lambda error: self.utterance):
             return wrapped(*args, **kwargs)
-        except Exception as error:
-            if self.utterance:
-                explain(error, self.utterance)
-            raise
 
     def collate(self, wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         samples, why = next(iter((*args, *kwargs.values())), None), self.batch
@@ -72,21 +69,19 @@ class Unread:
             return wrapped(*args, **kwargs)
         why = f"{why or _LIMITS}. The batch has no usable utterance"
         self._page[:] = why.encode()[:_LONGEST].ljust(_LONGEST)
-        try:
+        with explained(lambda error: why):
             batch = wrapped(*args, **kwargs)
-        except Exception as error:
-            explain(error, why)
-            raise
         self.noise = f"{why}{_INSTEAD}" if _is_noise(batch) else ""
         return batch
 
-    def explain(self, error: BaseException) -> None:
-        """Explain an error that was raised while a batch without any utterance was trained on."""
+    def why(self, error: BaseException) -> Optional[str]:
+        """Return why an error was raised, if a batch without any utterance was trained on."""
         why = bytes(self._page).strip(b" \0").decode(errors="ignore")
+        if not why:
+            return None
         found = [frame.f_locals.get("batch") for frame, _ in traceback.walk_tb(error.__traceback__)]
         batches = [batch for batch in found if isinstance(batch, dict) and (not batch or _is_noise(batch))]
-        if why and batches:
-            explain(error, f"{why}{_INSTEAD if batches[0] else ''}")
+        return f"{why}{_INSTEAD if batches[0] else ''}" if batches else None
 
 
 def _is_noise(batch: Dict[str, Any]) -> bool:
@@ -102,18 +97,13 @@ def named(parent: Site, run: Run) -> Iterator[None]:
         if kind is not None:
             site.wrap(sys.modules["funasr.utils.load_utils"], _READER, unread.load)
             for name, wrapper in (("__getitem__", unread.item), ("collator", unread.collate)):
-                site.wrap(next(each for each in kind.__mro__ if name in vars(each)), name, wrapper)
-        try:
+                site.wrap(kind, name, wrapper)
+        with explained(unread.why):
             yield
-        except Exception as error:
-            unread.explain(error)
-            raise
 
 
 def _dataset(run: Run) -> Optional[Any]:
     """Return the class of the dataset, if it reads utterances one by one by FunASR's own function."""
     kind = run.namespace["tables"].dataset_classes.get(run.kwargs.get("dataset", "AudioDataset"))
     read = hasattr(sys.modules.get("funasr.utils.load_utils"), _READER)
-    return (
-        kind if read and inspect.isclass(kind) and hasattr(kind, "__getitem__") and hasattr(kind, "collator") else None
-    )
+    return kind if read and inspect.isclass(kind) and {"__getitem__", "collator"} <= set(dir(kind)) else None

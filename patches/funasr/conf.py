@@ -30,7 +30,7 @@ def near_name(run: Run, name: str, key: str) -> Optional[str]:
         return None
     written = {each for each in section(run.kwargs, name) if f"{name}.{each}" not in run.typed}
     names = written.union(*(_names(part) for part in parts))
-    close = difflib.get_close_matches(key, sorted(names), n=1, cutoff=0.75)
+    close = difflib.get_close_matches(key, sorted(names), n=1, cutoff=0.8)
     if key in names or not close or (_swallows(parts) and _stands_in(key, parts)):
         return None
     return close[0]
@@ -68,7 +68,7 @@ def _names(part: Any) -> Set[str]:
 
 
 def _functions(part: Any) -> Iterator[CodeType]:
-    for kind in _levels(part) if inspect.isclass(part) else vars(sys.modules[part.__module__]).values():
+    for kind in _levels(part) if inspect.isclass(part) else vars(inspect.getmodule(part) or part).values():
         members = vars(kind).values() if inspect.isclass(kind) else [kind]
         yield from (member.__code__ for member in members if inspect.isfunction(member))
 
@@ -79,7 +79,10 @@ def _levels(part: Any) -> Sequence[Any]:
 
 def _swallows(parts: List[Any]) -> bool:
     """Return whether one of them takes names that it does not list; the others raise a TypeError."""
-    taken = (parameter.kind for part in parts for parameter in inspect.signature(part).parameters.values())
+    try:
+        taken = [parameter.kind for part in parts for parameter in inspect.signature(part).parameters.values()]
+    except ValueError:
+        return True
     return inspect.Parameter.VAR_KEYWORD in taken
 
 

@@ -18,6 +18,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Registry, Site
+from ddpfix.ranks.failures import sys_exit
 
 from . import audio
 
@@ -100,9 +101,23 @@ def _decorated(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
     @functools.wraps(decorate)
     def decorator(task: Any) -> Any:
-        return decorate(_with_hooks(task) if _is_entry(task) else task)
+        return _ending(decorate(_with_hooks(task))) if _is_entry(task) else decorate(task)
 
     return decorator
+
+
+def _ending(run: Any) -> Any:
+    """Hydra prints an error of ``main`` and exits: the error stays the one that has ended the program."""
+
+    @functools.wraps(run)
+    def begin(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except SystemExit as error:
+            sys_exit.has_left(error)
+            raise
+
+    return begin
 
 
 def _is_entry(task: Any) -> bool:

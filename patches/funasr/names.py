@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
 
 from ddpfix.matrix.settings import near
-from ddpfix.ranks.failures.last_words import explain
+from ddpfix.ranks.failures.last_words import explained
 
 from .entry import leaves
 
@@ -28,16 +28,11 @@ _MOST = 120
 @contextlib.contextmanager
 def named(run: Run) -> Iterator[None]:
     """While ``main`` runs, explain an error that an unknown name leads to."""
-    try:
+    with explained(lambda error: _unknown(run, error)):
         yield
-    except Exception as error:
-        text = _unknown(run, error)
-        if text:
-            explain(error, text)
-        raise
 
 
-def _unknown(run: Run, error: Exception) -> Optional[str]:
+def _unknown(run: Run, error: BaseException) -> Optional[str]:
     """Return what to write instead; None where the innermost function has looked no name up in vain."""
     frame = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
     registered = run.namespace["tables"]

@@ -64,8 +64,12 @@ def misplaced(line: Line) -> None:
             within = " and ".join(".".join(path) for path, _ in places[:_MOST])
             instead = dict.fromkeys(_override(line.tree, *place, key, " ".join(item.texts)) for place in places[:_MOST])
             log.warning(f"{typed}: {file} has {key} in {within}, not at the top level. Type {' '.join(instead)}")
-        elif near(key, line.tree):
-            log.warning(f"{typed}: {file} has no {key}{near(key, line.tree)}")
+        elif near(key, filter(_is_text, line.tree)):
+            log.warning(f"{typed}: {file} has no {key}{near(key, filter(_is_text, line.tree))}")
+
+
+def _is_text(key: Any) -> bool:
+    return isinstance(key, str)
 
 
 def _places(node: Any, key: str, path: List[str]) -> Iterator[Tuple[List[str], Any]]:
@@ -73,7 +77,7 @@ def _places(node: Any, key: str, path: List[str]) -> Iterator[Tuple[List[str], A
     for name, value in node.items():
         if name == key and path:
             yield path, value
-        elif isinstance(value, Mapping) and isinstance(name, str):
+        elif isinstance(value, Mapping) and _is_text(name):
             yield from _places(value, key, [*path, name])
 
 

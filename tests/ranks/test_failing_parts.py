@@ -128,13 +128,25 @@ def caught(then):
         leave(2)
     except SystemExit:
         then()
+def cleans():
+    try:
+        try: divide()
+        except ZeroDivisionError: leave(1)
+    finally: str()
+def begin():
+    try:
+        cleans()
+    except SystemExit as error:
+        sys_exit.has_left(error)
+        raise
 def last():
 """.strip()
 
 FAILS = {
     "[][1]": "list index out of range None",
     "leave(3)": "None 3 (<string>:11)",
-    "sys.exit('no data')": "None no data (<string>:25)",
+    "sys.exit('no data')": "None no data (<string>:36)",
+    "begin()": "None ZeroDivisionError: division by zero (<string>:18)",
     "try: divide()\n    except ZeroDivisionError: leave(1)": "None ZeroDivisionError: division by zero (<string>:18)",
 }
 FAILS_NOT = (
@@ -143,6 +155,8 @@ FAILS_NOT = (
     "raise KeyboardInterrupt",
     "caught(lambda: None); leave(0)",
     "caught(lambda: leave(0))",
+    "try: begin()\n    except SystemExit: leave(0)",
+    "try: begin()\n    finally: leave(0)",
     "keep(); raise SystemExit(0)",
     "kept = keep(); raise SystemExit(0)",
     "thread = threading.Thread(target=leave, args=(2,)); thread.start(); thread.join(); sys.exit(0)",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import traceback
 from types import TracebackType
-from typing import List, Optional, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple
 
+from ddpfix import log
 from ddpfix.ranks.groups import calls
 from ddpfix.user_code import is_users
 
@@ -63,6 +65,22 @@ def explain(error: BaseException, text: str) -> None:
     elif str(error) == "".join(map(str, error.args)):
         # Before Python 3.11: in place, so that whoever catches it by its type finds what was raised.
         error.args = (f"{error}\n{_OURS}{text}",)
+
+
+@contextlib.contextmanager
+def explained(why: Callable[[BaseException], Optional[str]]) -> Iterator[None]:
+    """Within it, an error gets the explanation that ``why(error)`` returns, if any."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            text = why(error)
+        except Exception as failure:
+            log.debug(f"an error could not be explained: {failure!r}")
+            text = None
+        if text:
+            explain(error, text)
+        raise
 
 
 def without_explanation(text: str) -> str:

@@ -75,6 +75,16 @@ def _ends_a_worker(frame: FrameType) -> bool:
     return frame.f_code.co_name == "_bootstrap" and frame.f_globals.get("__name__") == "multiprocessing.process"
 
 
+def has_left(error: SystemExit) -> None:
+    """Note that an exit has left every frame inside the function that has caught it, and that raises it again.
+
+    A library that exits inside ``try`` and ``finally`` (hydra) runs instructions on its way out.
+    """
+    mark, caller = error.__dict__, sys._getframe(1).f_back
+    if type(mark) is _Mark:
+        mark._stack = list(itertools.dropwhile(lambda each: each[0] is not caller, mark._stack))
+
+
 class _Described:
     """Stands in for ``sys.exit``, and looks like the built-in function; no class binds it."""
 
