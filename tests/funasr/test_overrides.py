@@ -251,7 +251,7 @@ class TestFlag:
         # 1.0.24 has True for its default.
         assert ran.unpatched("top").ddp[0]["find_unused"] is (RELEASE == (1, 0, 24))
         assert ran.patched("top").ddp[0]["find_unused"] is True
-        assert "taken as train_conf.find_unused_parameters" in ran.patched("top").log
+        assert "moved find_unused_parameters=True to train_conf.find_unused_parameters" in ran.patched("top").log
 
     def test_text_is_a_truth_value(self, ran: Ran) -> None:
         unpatched = ran.unpatched("text")
