@@ -293,8 +293,10 @@ def activate(**arguments: Unpack[Arguments]) -> Report:
     """Switch ddpfix on in this process. Doing so twice is one activation.
 
     Args:
-        arguments: settings by name (``layerdrop="off"``) and switches by patch id with underscores
-            (``torch_flag=0``); they win over the environment.
+        arguments: settings, which win over the environment. With their defaults: unused="auto", layerdrop="sync",
+            overrides="apply", untested="unchanged", uneven="auto", memory="on", cache="off", seed="auto", timeout="60",
+            divergence="warn", bypass="auto", trace="off", hang="300", hang_exit="off", log="info". ``python -m ddpfix
+            plan --help`` explains them. A fix is switched by its name with underscores (``torch_flag=0``).
 
     Raises:
         SettingsError: a setting has a name or a value that is not known.

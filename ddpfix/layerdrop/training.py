@@ -173,12 +173,19 @@ def forget() -> None:
 
 
 def skipped_layers(wrapper: Any) -> List[Skip]:
-    """Return the layers that the last training forward of a DDP- or FSDP-wrapped model skipped, on every rank alike.
+    """Return the layers that the last training forward of a model skipped, on every rank alike.
+
+    Args:
+        wrapper: a model that DDP or FSDP has wrapped, or the module inside of it.
 
     Raises:
         LookupError: ddpfix did not see this model being wrapped.
     """
-    replica = _REPLICAS.get(wrapper)
+    inside = (each for each in reversed(_REPLICAS.values()) if each.module() is wrapper)
+    replica = _REPLICAS.get(wrapper) or next(inside, None)
     if replica is None:
-        raise LookupError("ddpfix was not active when this model was wrapped")
+        raise LookupError(
+            f"ddpfix has not seen DDP or FSDP wrap this {type(wrapper).__name__}. Pass the wrapped model, and activate"
+            " ddpfix before it is wrapped (import ddpfix.auto as the first line)"
+        )
     return list(replica.last.skipped) if replica.last is not None else []

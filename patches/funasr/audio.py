@@ -104,6 +104,7 @@ def named(parent: Site, run: Run) -> Iterator[None]:
 
 def _dataset(run: Run) -> Optional[Any]:
     """Return the class of the dataset, if it reads utterances one by one by FunASR's own function."""
-    kind = run.namespace["tables"].dataset_classes.get(run.kwargs.get("dataset", "AudioDataset"))
+    tables = getattr(run.namespace["tables"], "dataset_classes", {})
+    kind = tables.get(run.kwargs.get("dataset", "AudioDataset"))
     read = hasattr(sys.modules.get("funasr.utils.load_utils"), _READER)
     return kind if read and inspect.isclass(kind) and {"__getitem__", "collator"} <= set(dir(kind)) else None

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ddpfix import log
-from ddpfix.patching import temporary
+from ddpfix.patching import temporary, tracebacks
 from ddpfix.patching.site import Registry, Site
 from ddpfix.ranks.failures import sys_exit
 
@@ -131,8 +131,12 @@ def _with_hooks(task: Any) -> Any:
     @functools.wraps(task)
     def main_hydra(cfg: Any) -> Any:
         run = Run(task.__globals__, _typed())
-        with temporary.assigned(_RUN, run), _main_replaced(run):
-            return task(_prepared(run, cfg))
+        try:
+            with temporary.assigned(_RUN, run), _main_replaced(run):
+                return task(_prepared(run, cfg))
+        except BaseException as error:
+            tracebacks.hide(error)
+            raise
 
     return main_hydra
 

@@ -92,7 +92,7 @@ def test_a_value_error_of_a_hook_stops_the_run_and_another_one_is_logged(folder:
     assert done.returncode != 0 and "invalid literal" in done.stderr and "main" not in record
     done, record = run(folder, "entry.before_main(site, lambda run: run.nothing)")
     assert done.returncode == 0 and record["main"]["inside"]
-    assert "which stays as it was: AttributeError" in done.stderr
+    assert "and left it unchanged: AttributeError" in done.stderr
 
 
 @pytest.mark.parametrize("missing", ["from funasr.register import tables", "Trainer = download_model = None"])
@@ -102,3 +102,10 @@ def test_another_application_of_hydra_is_left_alone(folder: Path, missing: str) 
     done, record = run(folder, hooks, entry)
     assert done.returncode == 0, done.stderr
     assert record["main"]["inside"] is False and "ddpfix" not in done.stderr
+
+
+def test_an_error_of_the_program_has_no_frame_of_ddpfix(folder: Path) -> None:
+    done, _ = run(folder, "", ENTRY.replace("def main(**kwargs):\n", "def main(**kwargs):\n    1 / 0\n"))
+    assert "ZeroDivisionError" in done.stderr and "in main_hydra" in done.stderr
+    ours = [str(ROOT / "patches"), str(ROOT / "ddpfix")]
+    assert sys.version_info < (3, 11) or not any(place in done.stderr for place in ours), done.stderr

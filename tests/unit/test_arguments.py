@@ -9,6 +9,7 @@ from typing import Dict
 
 import pytest
 
+import ddpfix
 from ddpfix.matrix import loader, settings
 from tests.support import arguments
 
@@ -23,6 +24,11 @@ def test_every_value_that_is_accepted_has_a_type() -> None:
         for value in each.values:
             assert settings.read({each.name: value}, patches, {}, Path("/nowhere"))[each.name] == value
             assert f'"{value}"' in arguments._kind(each) or each.check is not None
+
+
+def test_help_shows_each_setting_with_its_default() -> None:
+    shown = " ".join(str(ddpfix.activate.__doc__).split())
+    assert all(f'{each.name}="{each.default}"' in shown for each in settings.SETTINGS)
 
 
 @pytest.fixture(scope="module")

@@ -174,7 +174,7 @@ def test_a_step_is_current_while_it_lasts() -> None:
 
 def test_skipped_layers_of_the_last_step() -> None:
     wrapper, model = Model(), Model()
-    with pytest.raises(LookupError, match="not active"):
+    with pytest.raises(LookupError, match="not seen DDP or FSDP wrap this Model"):
         training.skipped_layers(wrapper)
     replica = training.register(wrapper, model, 5)
     assert training.replica_of(wrapper) is replica
@@ -182,6 +182,7 @@ def test_skipped_layers_of_the_last_step() -> None:
     with training.step(replica) as step:
         step.skipped.append(training.Skip("encoder", 0, 3))
     assert training.skipped_layers(wrapper) == [training.Skip("encoder", 0, 3)]
+    assert training.skipped_layers(model) == training.skipped_layers(wrapper)
     training.skipped_layers(wrapper).clear()
     assert len(training.skipped_layers(wrapper)) == 1
     with training.step(replica):

@@ -57,7 +57,7 @@ def _unpatched(screen: Screen, job: Job) -> bool:
     screen.say(f"Failed in step {failure.step}, rank {failure.rank}:", "bold red")
     screen.say(_shortened(failure.text), "red")
     for rank, text in failure.others.items():
-        screen.say(f"rank {rank}: {text.splitlines()[0][:160]}", "dim")
+        screen.say(f"rank {rank}: {_sentences(text.splitlines()[0], 200)}", "dim")
     return True
 
 
@@ -107,4 +107,12 @@ def _shortened(text: str) -> str:
     not_applicable = ("If you already have done", "In addition, you can set")
     lines = [line.strip() for line in text.splitlines()]
     kept = [line for line in lines if line and not line.startswith(not_applicable)]
-    return "\n".join(line if len(line) <= 400 else line[:380] + " ..." for line in kept)
+    return "\n".join(_sentences(line, 400) for line in kept)
+
+
+def _sentences(line: str, most: int) -> str:
+    """Return the whole sentences at the beginning of a line that is too long; whole words where it is one sentence."""
+    if len(line) <= most:
+        return line
+    head = line[:most]
+    return head[: head.rfind(". ") + 1] or f"{head.rpartition(' ')[0]} ..."
