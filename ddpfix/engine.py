@@ -100,7 +100,7 @@ class Engine:
         if self.unseen and top(name) in self.unseen:
             self.recognise(top(name))
             if self.toolkits[top(name)] == detect.UNRECOGNISED:
-                log.info(f"the package {name} is no release that ddpfix knows, and it is left as it is")
+                log.info(f"the package {name} is not a release that ddpfix knows: it is left unchanged")
         return name in self.toolkits or self.waiting.any_for(name)
 
     def importing(self, module: ModuleType) -> None:
@@ -196,11 +196,11 @@ class Engine:
                 return
             _code(self.matrix.patches[patch].code_at(waiting.target))(own, module, owner)
         except Exception as error:
-            needing = "".join(f" {name} needs it, and is left out." for name in self._drop(patch))
+            needing = "".join(f" {name} needs it and is left out." for name in self._drop(patch))
             self.failed[patch] = f"{waiting.target}: {error if isinstance(error, PatchError) else repr(error)}"
             log.warning(
-                f"{patch} is not applied, {module.__name__} stays as it was: {self.failed[patch]}.{needing} "
-                f"{settings.switch_name(patch)}=0 silences this."
+                f"{patch} could not be applied and {module.__name__} is unchanged: {self.failed[patch]}.{needing}"
+                f" {settings.switch_name(patch)}=0 silences this."
             )
             return
         if own.changes() > before:

@@ -44,9 +44,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         package = _REQUIRED.get((error.name or "").partition(".")[0])
         if package is None:
             raise
-        _env.say(
-            f"this command needs {package}, which is not installed here: {sys.executable} -m pip install {package}"
-        )
+        _env.say(f"this command needs {package}: {sys.executable} -m pip install {package}")
         return 2
 
 

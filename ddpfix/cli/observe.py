@@ -40,7 +40,7 @@ def observe(rest: List[str], steps: str, as_json: bool, chosen: Mapping[str, str
         raise settings.SettingsError(f"--steps={steps[:40]!r}: accepted are whole numbers from 1 on")
     environ = run.environment(chosen)
     if environ["DDPFIX"] == "0":
-        raise settings.SettingsError("DDPFIX=0 switches everything off, the probe as well: leave it out")
+        raise settings.SettingsError("DDPFIX=0 switches the probe off, too: unset it")
     # An untested release is observed as well: nothing of it is changed.
     patches = loader.load().patches
     environ.update({settings.switch_name(name): "force" for name in patches if name.endswith(PATCHES)})
@@ -127,7 +127,7 @@ def _show(found: Optional[Dict[str, Any]], code: int, as_json: bool) -> int:
 def _nothing(code: int) -> str:
     """Return why a program has left nothing, from its exit code as a shell has it."""
     if code > 128 and code - 128 in set(signal.Signals):
-        return f"the program was ended by {signal.Signals(code - 128).name} before it had anything to show"
+        return f"{signal.Signals(code - 128).name} ended the program before anything was observed"
     if not code:
-        return "the program ended before it imported torch, or left by os._exit: there is nothing to show"
-    return f"the program ended with exit code {code} before it imported torch (or by os._exit); its own error is above"
+        return "the program ended before it imported torch, or by os._exit: nothing was observed"
+    return f"the program ended with exit code {code} before it imported torch (or by os._exit); its error is above"

@@ -92,43 +92,43 @@ SETTINGS: Tuple[Setting, ...] = (
         "unused",
         "auto",
         ("auto", "find", "late", "static", "off"),
-        "unused parameters under DDP: auto (the flag where the model is known to need it, else late), find (the flag"
-        " always), late (no flag: finalized after each backward), static (static_graph=True: the same ones in each"
-        " step), off (never touched)",
+        "parameters without a gradient: auto (find_unused_parameters where a model is known to need it, else late),"
+        " find (always find_unused_parameters), late (without it: reductions are completed after each backward), static"
+        " (static_graph=True: the same ones in every step), off (never touched)",
     ),
     Setting(
         "layerdrop",
         "sync",
         ("sync", "off", "stock"),
-        "LayerDrop: sync (every rank skips the same layers), off (no layer is ever skipped), stock (as shipped)",
+        "LayerDrop: sync (all ranks skip the same layers), off (no layer is ever skipped), stock (as shipped)",
     ),
     Setting(
         "overrides",
         "apply",
         ("apply", "off"),
-        "settings that a toolkit loses: apply (they arrive, or a warning names them), off",
+        "settings that a toolkit drops: apply (they take effect, or a warning names them), off",
     ),
     Setting(
         "untested",
         "unchanged",
         ("unchanged", "off"),
-        "a release of a toolkit that was not tested: unchanged (a fix is applied where what it relies on is as in a"
-        " tested one), off (nothing is applied)",
+        "untested releases of a toolkit: unchanged (a fix is applied where the code that it needs is unchanged), off"
+        " (no fix is applied)",
     ),
     Setting(
         "uneven",
         "auto",
         ("auto", "pad", "join", "stop", "off"),
-        "ranks with different numbers of batches: auto (pad or join in FunASR, SpeechBrain and WeNet, nothing in other"
-        " loops), pad (the shorter ones repeat), join (the shorter ones add zero gradients; it stands for pad, and pad"
-        " for it, where only one of them is to be had), stop (at the shortest), off",
+        "ranks with different numbers of batches: auto (pad or join in FunASR, SpeechBrain and WeNet, nothing"
+        " elsewhere), pad (the shorter ranks repeat batches), join (they add zero gradients), stop (all stop at the"
+        " shortest), off. Where a toolkit has only pad or only join, both mean that one",
     ),
-    Setting("memory", "on", ("on", "off"), "length limits and batch budgets of the toolkit hold for every batch"),
+    Setting("memory", "on", ("on", "off"), "keep every batch within the toolkit's length limits and batch budgets"),
     Setting(
         "cache",
         "off",
         ("off",),
-        "release cached blocks of the GPU every so many optimizer steps, or off",
+        "release cached GPU memory every so many optimizer steps, or off",
         "an integer",
         _is_positive,
     ),
@@ -136,7 +136,7 @@ SETTINGS: Tuple[Setting, ...] = (
         "seed",
         "auto",
         ("auto",),
-        "seed of the shared decisions: auto (from rank 0's torch generator) or an integer",
+        "seed of decisions that ranks share: auto (from rank 0's torch generator) or an integer",
         "an integer",
         _is_integer,
     ),
@@ -144,7 +144,7 @@ SETTINGS: Tuple[Setting, ...] = (
         "timeout",
         "60",
         (),
-        "how long ranks wait for one on which ddpfix is missing",
+        "how long ranks wait for one that runs without ddpfix",
         "seconds (up to a week)",
         _is_seconds,
     ),
@@ -152,9 +152,9 @@ SETTINGS: Tuple[Setting, ...] = (
         "divergence",
         "warn",
         ("warn", "error", "off"),
-        "replicas that differ under DDP, compared after steps 1, 2, 4 and 8 and then every 200 or more: warn (every"
-        " rank says which one differs, since when and where), error (and the job ends), off (nothing is compared), an"
-        " integer (warn; so many optimizer steps between two comparisons, at least)",
+        "replicas that differ, compared after steps 1, 2, 4, 8 and then every 200 or more: warn (says which rank"
+        " differs, since when, and where), error (ends the job), off, an integer (warn, with at least so"
+        " many steps in between)",
         "an integer",
         _is_positive,
     ),
@@ -162,15 +162,14 @@ SETTINGS: Tuple[Setting, ...] = (
         "bypass",
         "auto",
         ("auto", "route", "off"),
-        "training forwards that call model.module and not the wrapped model, so that DDP averages no gradient of them:"
-        " auto (they go through the wrapper where a toolkit's recipes mean that), route (they go through the wrapper"
-        " everywhere), off",
+        "training forwards of model.module, whose gradients DDP does not average: auto (sent through the wrapper where"
+        " a toolkit's recipes do this), route (always sent through the wrapper), off",
     ),
     Setting(
         "trace",
         "off",
         ("off",),
-        "a folder for the trace: one file a rank with a row for each optimizer step (docs/trace.md), or off",
+        "folder of the trace, with one file a rank and one row for each optimizer step (docs/trace.md), or off",
         "a folder",
         _is_folder,
         _absolute,
@@ -179,8 +178,8 @@ SETTINGS: Tuple[Setting, ...] = (
         "hang",
         "300",
         ("off",),
-        "how long ranks wait in a collective before one paragraph says where each rank is, and who does not wait"
-        " (half of the process group's own limit, where that is shorter), or off",
+        "seconds of waiting in a collective after which one paragraph says where each rank is (half of the process"
+        " group's own time-out, where that is shorter), or off",
         "seconds (up to a week)",
         _is_seconds,
     ),
@@ -188,7 +187,7 @@ SETTINGS: Tuple[Setting, ...] = (
         "hang_exit",
         "off",
         ("off",),
-        "how long after that paragraph ranks that still wait are ended, or off: they wait on, as in plain torch",
+        "seconds after that paragraph until waiting ranks are ended, or off (they wait on, as in plain torch)",
         "seconds (up to a week)",
         _is_seconds,
     ),

@@ -30,7 +30,7 @@ def table(folder: Path) -> Mapping[str, object]:
     # Another tool's business is none of ours.
     found = tool.get("ddpfix", {}) if isinstance(tool, dict) else {}
     if not isinstance(found, dict):
-        raise ValueError(f"{file}: [tool.ddpfix] has to be a table")
+        raise ValueError(f"{file}: [tool.ddpfix] must be a table")
     return found
 
 
@@ -40,5 +40,5 @@ def as_text(value: object) -> str:
     A hexadecimal number may be longer than Python writes one: that is a ValueError as well.
     """
     if isinstance(value, (list, dict)):
-        raise ValueError("a text or a number is expected here")
+        raise ValueError("expected a text or a number")
     return str(value).lower() if isinstance(value, bool) else str(value)

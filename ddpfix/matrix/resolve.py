@@ -91,12 +91,12 @@ def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]],
         return decision(State.OFF, f"{patch.setting} is {settings[patch.setting]!r}, not {' or '.join(patch.when)}")
     if text.startswith(UNRECOGNISED):
         what = text[len(UNRECOGNISED) :]
-        known = f"{patch.toolkit}{what} is no release that ddpfix knows: a fork, or another package so called"
+        known = f"{patch.toolkit}{what} is not a release that ddpfix knows: a fork, or another package of that name"
         return decision(State.SKIP, known)
     try:
         version = Version(text)
     except ValueError:
-        return decision(State.SKIP, f"{patch.toolkit} says its version is {text!r}, which is none")
+        return decision(State.SKIP, f"{patch.toolkit} has the version {text!r}, which is not a version number")
     row = _row(matrix, patch, version)
     if row is not None and row.status != "cured":
         return decision(State.NOT_AFFECTED if row.status == "not-affected" else State.NOT_CURED, row.why, row=row)

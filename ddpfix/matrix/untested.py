@@ -49,7 +49,7 @@ def difference(matrix: Matrix, decision: Decision, place: Optional[str], install
     nearest = decision.nearest if toolkit == decision.toolkit and decision.nearest else matrix.newest[toolkit]
     # Not "torch has changed it": it may be another library.
     what = place or "what the compiled code does"
-    return f"{what} is not as in {toolkit} {nearest} ({installed[toolkit]} was not tested)"
+    return f"{what} differs from {toolkit} {nearest} ({installed[toolkit]} was not tested)"
 
 
 def lines(matrix: Matrix, decisions: Sequence[Decision]) -> Dict[str, str]:

@@ -135,9 +135,7 @@ def test_the_line_names_the_remedy(place: Place) -> None:
 
 def test_the_line_names_the_file_of_the_matrix(place: Place) -> None:
     matrix("{}")(place.packages / "ddpfix")
-    assert "compat_matrix.json:1: is no compiled matrix; reinstall ddpfix" in one_line(
-        place.run("-c", "import torch", DDPFIX="1")
-    )
+    assert "compat_matrix.json:1: is damaged; reinstall ddpfix" in one_line(place.run("-c", "import torch", DDPFIX="1"))
 
 
 @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "2>&1 >/dev/full"])

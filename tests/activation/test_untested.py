@@ -107,7 +107,7 @@ def test_a_changed_place_leaves_out_what_is_put_there_alone(tmp_path: Path) -> N
     assert REDUCTION in found.output and not found.trained and "got no gradient" in found.output
     (left,) = [line for line in found.said if "torch.finalize is left out: torch.nn.parallel" in line]
     assert left.endswith(
-        ":DistributedDataParallel._match_all_reduce_for_bwd_pass is not as in torch 2.15.0 (2.99.0 was not tested)"
+        ":DistributedDataParallel._match_all_reduce_for_bwd_pass differs from torch 2.15.0 (2.99.0 was not tested)"
     )
     assert "is not applied" not in found.output and "; 1 left out (changed)" in found.output
 
@@ -117,7 +117,7 @@ def test_a_probe_of_compiled_code_leaves_out_the_fix_that_relies_on_it(tmp_path:
     as_newest(tmp_path, "torch")
     found = job(tmp_path, "torch", "2.99.0", "compiled")
     assert REDUCTION in found.output and not found.trained
-    left = "torch.finalize is left out: what the compiled code does is not as in torch 2.15.0 (2.99.0 was not tested)"
+    left = "torch.finalize is left out: what the compiled code does differs from torch 2.15.0 (2.99.0 was not tested)"
     assert left in found.output and "; 1 left out (changed)" in found.output
 
 

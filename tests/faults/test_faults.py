@@ -183,7 +183,7 @@ def check_failure(result: Result, patch: str, *reasons: str, patched: Optional[s
     assert all(state == "applied" for name, state in result.found["states"].items() if name != patch)
     (line,) = result.lines
     variable = "DDPFIX_" + patch.upper().replace(".", "_")
-    assert line.startswith(f"ddpfix: {patch} is not applied, kit")
+    assert line.startswith(f"ddpfix: {patch} could not be applied and kit")
     assert line.endswith(f"{variable}=0 silences this.")
     for reason in reasons:
         assert reason in line and reason in result.found["reasons"][patch]

@@ -213,4 +213,4 @@ def test_the_doctor_finds_nothing_wrong_after_the_installation_of_the_readme(ins
     with (clone / "patches" / "torch" / "probe.py").open("a", encoding="utf-8") as file:
         file.write("# an edit that is not installed\n")
     (text,) = found()
-    assert "their code differs" in text
+    assert "the code differs" in text

@@ -97,7 +97,7 @@ def test_an_edited_yaml_is_refused_until_it_is_compiled(checkout: Path) -> None:
     yaml = checkout / "compat_matrix.yaml"
     yaml.write_text(yaml.read_text(encoding="utf-8") + "# a note\n", encoding="utf-8")
     (line,) = run(checkout, "-m", "ddpfix", "plan")
-    assert line == f"ddpfix: {yaml}:1: has been edited since it was compiled; run {loader.COMPILE}"
+    assert line == f"ddpfix: {yaml}:1: was edited after it was compiled; run {loader.COMPILE}"
     assert run(checkout, *loader.COMPILE.split()[1:]) == []
     assert run(checkout, "-m", "ddpfix", "plan") == plan
     assert sorted(path.name for path in (checkout / "ddpfix").glob("compat*")) == [compiled.NAME]

@@ -245,7 +245,7 @@ def test_another_ddpfix_than_that_of_scripts(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(activation, "site_packages", lambda: [tmp_path])
     section, findings = activation.look()
     assert about(findings, "this command runs ddpfix from", "training scripts import") == [WARNING]
-    assert about(findings, "ddpfix.pth is not what was installed") == [WARNING]
+    assert about(findings, "ddpfix.pth was changed after the installation") == [WARNING]
     assert section["start_files"][0]["intact"] is False
 
 
@@ -253,6 +253,6 @@ def test_it_is_on_and_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDPFIX", "1")
     monkeypatch.setattr(activation, "_waits", lambda: False)
     ddpfix.deactivate()
-    assert about(activation.look()[1], "DDPFIX is on, and ddpfix is not active") == [WARNING]
+    assert about(activation.look()[1], "DDPFIX is on, but ddpfix is not active") == [WARNING]
     monkeypatch.setenv("DDPFIX", "0")
     assert activation.look()[1] == []

@@ -91,9 +91,9 @@ def test_what_gloo_would_take(
         ("gloo", {"GLOO_SOCKET_IFNAME": "eth7"}, ["GLOO_SOCKET_IFNAME names no interface"], [BLOCKS]),
         ("nccl", {"GLOO_SOCKET_IFNAME": "eth0,eth7"}, ["GLOO_SOCKET_IFNAME names no interface"], [WARNING]),
         ("nccl", {"NCCL_SOCKET_IFNAME": "mlx"}, ["NCCL_SOCKET_IFNAME names no interface"], [BLOCKS]),
-        ("gloo", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, ["gloo would take the loopback"], [BLOCKS]),
-        ("nccl", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, ["gloo would take the loopback"], [WARNING]),
-        ("gloo", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, ["would take the loopback"], []),
+        ("gloo", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, ["gloo would use the loopback"], [BLOCKS]),
+        ("nccl", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, ["gloo would use the loopback"], [WARNING]),
+        ("gloo", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, ["would use the loopback"], []),
     ],
 )
 def test_interfaces_that_ranks_cannot_meet_over(
@@ -141,7 +141,9 @@ def test_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert section["shared_memory_mib"] == {"total": 64, "free": 60}
     assert about(findings, "/dev/shm has 64 MiB") == [WARNING] and "--shm-size" in findings[0].cure
     rooms["shm"] = limits.Room(16384, 3)
-    assert about(limits.look(None, tmp_path / "shm", (65536, 65536))[1], "3 MiB left of 16384") == [WARNING]
+    assert about(limits.look(None, tmp_path / "shm", (65536, 65536))[1], "/dev/shm has only 3 of 16384 MiB left") == [
+        WARNING
+    ]
 
 
 @pytest.mark.parametrize(("files", "levels"), [(1024, [WARNING]), (4096, []), (-1, [])])

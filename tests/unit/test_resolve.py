@@ -227,7 +227,7 @@ def test_a_package_that_no_mark_holds_for() -> None:
     for environ in ({}, {"DDPFIX_KIT_FIX": "force"}):
         decision = decide(FIX, detect.UNRECOGNISED, **environ)
         assert (decision.action, decision.row) == (State.SKIP, None)
-        assert decision.reason == "kit is no release that ddpfix knows: a fork, or another package so called"
+        assert decision.reason == "kit is not a release that ddpfix knows: a fork, or another package of that name"
 
 
 def test_a_version_that_is_none() -> None:

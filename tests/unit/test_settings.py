@@ -223,7 +223,7 @@ def test_errors_name_the_argument_and_the_file(tmp_path: Path) -> None:
         settle(pyproject='[tool.ddpfix]\nunused = "yes"\n', folder=tmp_path)
     with pytest.raises(SettingsError, match="pyproject.toml: .*line 2"):
         settle(pyproject="[tool.ddpfix]\nunused = \n", folder=tmp_path)
-    with pytest.raises(SettingsError, match="has to be a table"):
+    with pytest.raises(SettingsError, match="must be a table"):
         settle(pyproject="[tool]\nddpfix = 3 # tool.ddpfix\n", folder=tmp_path)
 
 

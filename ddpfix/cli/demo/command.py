@@ -47,7 +47,7 @@ def show(model: str, loop: str, steps: int) -> int:
 def _problem(loop: str, steps: int) -> Optional[str]:
     """Return why the demo cannot run here, in one line, or None."""
     if steps < 2:
-        return "the demo needs at least two steps: unpatched training fails in the second one"
+        return "the demo needs at least two steps: without ddpfix, training fails in the second one"
     # Trainer has needed accelerate since transformers 4.30; the releases before are older than the extra allows.
     needed = ("torch", "transformers") if loop == "plain" else ("torch", "transformers", "accelerate")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]

@@ -105,7 +105,7 @@ def _installed_in(here: Path, findings: List[Finding]) -> Optional[str]:
         if (other / "__init__.py").is_file():
             if other.resolve() != here.resolve() and not is_copy(other, here):
                 one, two = private.path(here), private.path(other)
-                text = f"this command runs ddpfix from {one}, training scripts import {two}, and their code differs"
+                text = f"this command runs ddpfix from {one}, but training scripts import {two}, and the code differs"
                 cure = "install the first one again (pip install .), or run the doctor from another folder"
                 findings.append(Finding(WARNING, "activation", text, cure))
             return private.path(other)
@@ -127,15 +127,15 @@ def _same(file: Path, name: Path, here: Path) -> bool:
 def _judge(found: Dict[str, Any], findings: List[Finding]) -> None:
     for entry in found["start_files"]:
         if not entry["intact"]:
-            text = f"{entry['file']} is not what was installed: DDPFIX=1 may do nothing, or something else"
+            text = f"{entry['file']} was changed after the installation: DDPFIX=1 may do nothing"
             findings.append(Finding(WARNING, "activation", text, _SAVE))
     if found["switch"] != "on" or found["active"] or _waits():
         # Where it waits and is not active, a setting has been refused, which is said elsewhere.
         return
     if found["interpreter_flags"]:
-        text = f"DDPFIX is on, and the interpreter's options {found['interpreter_flags']} shut ddpfix out"
+        text = f"DDPFIX is on, but Python's options {found['interpreter_flags']} keep ddpfix from starting"
         cure = "start Python without them, or import ddpfix.auto in the script"
     else:
-        text = "DDPFIX is on, and ddpfix is not active: no ddpfix.pth is read by this interpreter"
+        text = "DDPFIX is on, but ddpfix is not active: this interpreter reads no ddpfix.pth"
         cure = "install ddpfix into this environment, or start the program with python -m ddpfix run"
     findings.append(Finding(WARNING, "activation", text, cure))

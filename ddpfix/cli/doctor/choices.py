@@ -46,7 +46,7 @@ def look_at_settings(whole: Matrix, values: Settings, errors: List[str]) -> Sect
         "switches": {p: {"value": v, "from": values.sources.get(p, "")} for p, v in values.switches.items()},
         "refused": errors,
     }
-    cure = "correct or unset it: until then ddpfix is off, and python -m ddpfix run refuses to start"
+    cure = "correct or unset it: until then ddpfix is off and python -m ddpfix run refuses to start"
     earlier = [Finding("warning", "settings", *text.split(": ", 1)) for text in map(private.text, values.gone)]
     return found, [*(Finding(BLOCKS, "settings", error, cure) for error in errors), *earlier]
 
@@ -63,7 +63,7 @@ def look_at_patches(whole: Matrix, toolkits: Mapping[str, Optional[str]], values
         entry["state"] = str(state.state) if state is not None else None
         if state is not None and state.state == "failed":
             text = f"{entry['id']} could not be applied: {private.text(state.reason)}"
-            cure = f"report it; {switch_name(entry['id'])}=0 silences it"
+            cure = f"please report this; {switch_name(entry['id'])}=0 silences it"
             findings.append(Finding("warning", "patches", text, cure))
     return {"entries": entries}, findings
 
@@ -71,4 +71,4 @@ def look_at_patches(whole: Matrix, toolkits: Mapping[str, Optional[str]], values
 def _untested(text: str) -> Finding:
     """Return the finding of a release that was not tested; its line has the cure behind the semicolon."""
     what, _, cure = text.partition("; ")
-    return Finding("warning", "patches", what, cure or "where it fails, take the nearest release")
+    return Finding("warning", "patches", what, cure or "if it fails, install the nearest release")

@@ -45,4 +45,6 @@ def _safe(name: str, look: Callable[[], Section]) -> Tuple[Dict[str, Any], List[
         return look()
     except Exception as error:
         text = f"this part could not be examined: {private.error(error)}"
-        return {"error": private.error(error)}, [Finding(WARNING, name, text, "report it; the other parts are whole")]
+        return {"error": private.error(error)}, [
+            Finding(WARNING, name, text, "please report this; the other parts are complete")
+        ]

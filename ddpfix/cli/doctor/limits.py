@@ -33,7 +33,7 @@ def look(torch: Optional[Any], shm: Path = Path("/dev/shm"), files: Optional[Tup
         "sharing_strategy": strategy,
     }
     if soft is not None and 0 <= soft < _FEW_FILES and strategy in (None, "file_descriptor"):
-        text = f"a process may open {soft} files: loader workers end with 'Too many open files' or 'received 0 items'"
+        text = f"a process may open only {soft} files: loaders fail with 'Too many open files' or 'received 0 items'"
         cure = "ulimit -n 65536 before the start (docker run --ulimit nofile=65536:65536)"
         findings.append(Finding(WARNING, "limits", text, cure))
     return found, findings
@@ -67,7 +67,9 @@ def _shm(found: Optional[Room], findings: List[Finding]) -> Optional[Dict[str, i
         cure = "docker run --shm-size=16g (or --ipc=host; in Kubernetes an emptyDir of medium Memory at /dev/shm)"
         findings.append(Finding(WARNING, "limits", text, cure))
     elif found.free < _LITTLE_SHM:
-        text = f"/dev/shm has {found.free} MiB left of {found.total}: another job, or a killed one, has filled it"
+        text = (
+            f"/dev/shm has only {found.free} of {found.total} MiB left: another job, or one that was killed, filled it"
+        )
         findings.append(
             Finding(WARNING, "limits", text, "ls -l /dev/shm; files that no process has open can be deleted")
         )

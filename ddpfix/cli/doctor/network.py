@@ -88,7 +88,7 @@ def _here(findings: List[Finding]) -> List[Interface]:
         return list(addresses())
     except (OSError, AttributeError, ValueError) as error:
         text = f"the network interfaces could not be read: {private.error(error)}"
-        findings.append(Finding(WARNING, "network", text, "nothing, if ranks connect; else run ip addr"))
+        findings.append(Finding(WARNING, "network", text, "if ranks do not connect, run ip addr"))
         return []
 
 
@@ -185,7 +185,7 @@ def _judge(
             findings.append(Finding(level, "network", text, f"unset it, or choose from {', '.join(names[:_SHOWN])}"))
         size, local = _number(environ, "WORLD_SIZE"), _number(environ, "LOCAL_WORLD_SIZE")
         if found[library]["loopback"] and size and local and size > local:
-            text = f"{library} would take the loopback interface, which other machines cannot reach"
+            text = f"{library} would use the loopback interface, which other machines cannot reach"
             outside = [name for name in names if name != "lo"]
             cure = (
                 f"set {variable} to the interface between the machines ({', '.join(outside[:_SHOWN]) or 'none here'})"

@@ -140,7 +140,7 @@ def _result(every: Sequence[Mapping[str, Any]], backend: str, group_seconds: flo
     wrong = [each["rank"] for each in every if not each["right"]]
     if wrong:
         text = f"all_reduce gave a wrong sum on rank {_listed(wrong)}"
-        findings.append(Finding(BLOCKS, "ranks", text, "the network or a GPU damages data: leave these hosts out"))
+        findings.append(Finding(BLOCKS, "ranks", text, "the network or a GPU corrupts data: train without these hosts"))
     having: Dict[Tuple[str, ...], List[int]] = defaultdict(list)
     for each in every:
         for found in each["findings"]:

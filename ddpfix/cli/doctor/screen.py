@@ -29,7 +29,7 @@ def whole(report: Mapping[str, Any]) -> Group:
 def problems(findings: List[Dict[str, str]]) -> Group:
     """Return the problems with their remedies, or one line that there is none."""
     if not findings:
-        return Group(Text("nothing was found that stops or slows a training", style="green"))
+        return Group(Text("no problem found", style="green"))
     lines: List[Any] = []
     for each in findings[:_SHOWN]:
         style = "red" if each["level"] == BLOCKS else "yellow"
@@ -99,7 +99,7 @@ def _network(part: Mapping[str, Any]) -> List[Row]:
     if part["more_interfaces"]:
         rows.append(("and more", str(part["more_interfaces"])))
     for library in ("gloo", "nccl"):
-        rows.append((f"{library} would take", f"{said(part[library]['would_take'])} ({part[library]['why']})"))
+        rows.append((f"{library} would use", f"{said(part[library]['would_take'])} ({part[library]['why']})"))
     return [("backend", said(part["backend"])), *rows, ("host name resolves", said(part["host_name_resolves"]))]
 
 

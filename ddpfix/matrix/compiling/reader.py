@@ -53,7 +53,7 @@ class Reader:
 
     def _top(self) -> Dict[str, Node]:
         if not places.patches().is_dir():
-            raise MatrixError(f"{self.path}:1: there are no patches beside it; reinstall ddpfix")
+            raise MatrixError(f"{self.path}:1: the patches are missing; reinstall ddpfix")
         whole = root(self.path)
         # First, because a file of another schema has other keys.
         schema = whole.mapping(optional=None).get("schema")
