@@ -175,7 +175,7 @@ def _untested(
         why = f"{here}: {switch_name(patch.id)}=force"
         return decision(State.APPLY, why, row=row or tested[nearest], forced=True, how="forced", **more)
     if row is None or is_off:
-        left = "left as it is by DDPFIX_UNTESTED=off" if is_off else "left as it is"
+        left = "left unchanged by DDPFIX_UNTESTED=off" if is_off else "left unchanged"
         return decision(State.SKIP, f"{here}: {left}; {switch_name(patch.id)}=force applies it", nearest=str(nearest))
     return decision(State.APPLY, f"{here}: applied where the code is unchanged there", row=row, how=UNCHANGED, **more)
 

@@ -281,7 +281,7 @@ def test_an_unknown_version_is_left_alone_and_can_be_forced(tmp_path: Path) -> N
     bench = Bench(tmp_path, version="2.5").patch("one")
     result = bench.run()
     assert result.untouched() and result.found["states"] == {"kit.one": "skip"}
-    assert "(kit 2.5 was not tested (nearest: 1.0): left as it is)" in result.found["summary"]
+    assert "(kit 2.5 was not tested (nearest: 1.0): left unchanged)" in result.found["summary"]
     forced = bench.run(DDPFIX_KIT_ONE="force")
     assert forced.untouched("one") and "1 not tested with kit 2.5 (forced)" in forced.found["summary"]
     assert forced.given_back()

@@ -91,7 +91,7 @@ def test_a_release_of_an_unknown_major_version_is_left_as_it_is() -> None:
         nearest = "1.9.3" if version != "0.1" else "1.0.2"
         decision = decide(whole, version)
         assert (decision.action, decision.row, decision.nearest) == (State.SKIP, None, nearest)
-        left = f"kit {version} was not tested (nearest: {nearest}): left as it is; DDPFIX_KIT_FIX=force applies it"
+        left = f"kit {version} was not tested (nearest: {nearest}): left unchanged; DDPFIX_KIT_FIX=force applies it"
         assert decision.reason == left
 
 
@@ -124,7 +124,7 @@ def test_a_release_between_tested_ones_is_taken_by_its_row() -> None:
     assert (decision.action, decision.how, decision.row) == (State.APPLY, resolve.UNCHANGED, NEW.rows[0])
     assert decision.nearest == "1.4.0"
     off = decide(NEW, "1.4.1", DDPFIX_UNTESTED="off")
-    assert off.action == State.SKIP and "left as it is by DDPFIX_UNTESTED=off" in off.reason
+    assert off.action == State.SKIP and "left unchanged by DDPFIX_UNTESTED=off" in off.reason
     assert resolve.newer(NEW, {"kit": "1.4.1"}) == resolve.newer(NEW, {"kit": "(unrecognised)"}) == frozenset()
 
 
