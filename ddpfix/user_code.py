@@ -6,7 +6,7 @@ import os
 import sys
 import sysconfig
 from types import FrameType
-from typing import Optional
+from typing import List, Optional, Tuple
 
 _LIBRARIES = tuple({os.path.join(path, "") for path in sysconfig.get_paths().values()})
 # The folder of the package, in which this file lies.
@@ -27,11 +27,32 @@ def is_users(file: str) -> bool:
 
 def line(frame: Optional[FrameType]) -> str:
     """Return the innermost line of the user's own files, from a frame outwards: "train.py:88"; "" if there is none."""
+    return place(frame)[0]
+
+
+def place(frame: Optional[FrameType]) -> Tuple[str, str]:
+    """Return the same line, and the path of its file; both are "" if there is none."""
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
-            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        file = frame.f_code.co_filename
+        if is_users(file):
+            return f"{os.path.basename(file)}:{frame.f_lineno}", file
         frame = frame.f_back
-    return ""
+    return "", ""
+
+
+def lines_with(file: str, attribute: str) -> List[int]:
+    """Return the lines of a source file that have an attribute of this name; none where it cannot be read."""
+    # Needed for a line of the log alone: a process that has none does not pay for them.
+    import ast
+    import tokenize
+
+    try:
+        with tokenize.open(file) as opened:
+            tree = ast.parse(opened.read())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    found = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and each.attr == attribute]
+    return sorted({each.lineno for each in found})
 
 
 def package_that_calls() -> str:

@@ -131,6 +131,64 @@ UNDER_NO_SYNC: Dict[str, Callable[[Record], None]] = {
 globals().update(UNDER_NO_SYNC)
 
 
+def first_only(record: Record) -> None:
+    """The first of two micro-batches is averaged, and the last one is not."""
+    model = wrapped()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        loss(model, 2 * step).backward()
+        with model.no_sync():
+            loss(model, 2 * step + 1).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        note(record, model)
+    flush()
+
+
+def flag_set_after(record: Record) -> None:
+    from tests.late import flag_set_after
+
+    flag_set_after.run(record)
+    flush()
+
+
+class Inside(nn.Module):
+    """Calls backward in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+
+    def forward(self, inputs: Any) -> Any:
+        value = self.layers(inputs).pow(2).mean()
+        value.backward()
+        return value.detach()
+
+
+def backward_inside(record: Record) -> None:
+    model = wrapped(Inside(), static_graph=True)
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(batch(step))
+        optimizer.step()
+        logged(step)
+        note(record, model)
+    flush()
+
+
+def another_forward(record: Record) -> None:
+    """A forward for a log, between backward and step: nothing runs between it and the step."""
+    model = wrapped()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss(model, step).backward()
+        loss(model, step)
+        optimizer.step()
+        note(record, model)
+
+
 def same_data(record: Record) -> None:
     """All ranks have the same batches, so that nothing has to be averaged."""
     model = wrapped()

@@ -93,7 +93,9 @@ class Sentinel:
         # Whoever kept the store may have ended by now.
         with contextlib.suppress(Exception):
             if self._how == "left":
-                self._leave(f"rank {self._rank} left its process group{self._in_step()}")
+                self._leave(
+                    f"rank {self._rank} left its process group{self._in_step()}", self._step(), self._work().ended()
+                )
             elif self._how == "stopped":
                 self._bulletin.fall_silent()
             elif self._connection.is_open():

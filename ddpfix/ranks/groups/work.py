@@ -20,8 +20,7 @@ EQUALLY_OFTEN = (
     " it has no batch), and stop a loop on all ranks together (all_reduce the decision)"
 )
 LEAVE_NO_SYNC = (
-    "Leave no_sync for the last backward before a step (accelerate: one accelerator.accumulate(model) around a step,"
-    " not one within another)"
+    "Leave no_sync for the last backward before a step (accelerate: one accumulate(a, b), not one inside another)"
 )
 
 

@@ -7,6 +7,7 @@ from typing import Any, List, Optional
 from torch import distributed
 
 from ddpfix.ranks.agreement.rendezvous import Members
+from ddpfix.ranks.groups.internals import collectives_of as collectives_of
 from ddpfix.ranks.groups.internals import is_torchs as is_torchs
 from ddpfix.ranks.groups.internals import name_of
 

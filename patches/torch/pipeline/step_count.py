@@ -33,7 +33,7 @@ class Clock:
     Attributes:
         number: of the training forward that was begun last, from 1.
         local: how many training forwards were begun under ``no_sync``.
-        local_place: the user's line of the first of these.
+        local_place: the user's line of the first of these; ``local_file`` is the whole path.
     """
 
     def __init__(self, model: ddp.Wrapped, clocks: Clocks) -> None:
@@ -41,7 +41,7 @@ class Clock:
         ranks = process_groups.ranks_of(model.wrapper.process_group)
         self._is_of_all = 1 < len(ranks) == len(process_groups.ranks_of(None))
         self.number = 0
-        self.local, self.local_place = 0, ""
+        self.local, self.local_place, self.local_file = 0, "", ""
         # The forwards ahead of those whose gradients are summed now, and whether the last one has ended such a sum.
         self._before, self._reduced = 0, True
         # The forwards that have prepared a reduction, and whether the one that was begun last does so when it ends.
@@ -56,6 +56,15 @@ class Clock:
     def prepared(self) -> int:
         """How many forwards have ended that prepared a reduction, in whatever mode; between two forwards."""
         return self._prepared + self._prepares
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the last training forward was begun under ``no_sync``."""
+        return not self._reduced
+
+    def has_backward(self) -> bool:
+        """Return whether a backward of this process has begun since the last forward has."""
+        return self._backwards != self._clocks.backwards.count
 
     def begin(self) -> None:
         """A forward with gradients enabled begins."""
@@ -89,7 +98,7 @@ class Clock:
         """A training forward under no_sync begins."""
         self.local += 1
         if self.local == 1:
-            self.local_place = user_code.line(sys._getframe(2))
+            self.local_place, self.local_file = user_code.place(sys._getframe(2))
 
     def failed(self, error: BaseException) -> None:
         """That forward has failed: it has prepared nothing."""
@@ -97,7 +106,7 @@ class Clock:
 
     def _waits(self) -> bool:
         """Return whether the last forward has had no backward, or none that has reached the model."""
-        if self._backwards == self._clocks.backwards.count:
+        if not self.has_backward():
             return True
         return self._prepares and self.is_armed is not None and self.is_armed()
 

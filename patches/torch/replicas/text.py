@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.models.parameter_names import in_short
@@ -74,15 +75,47 @@ def averaged_apart(
     )
 
 
-def never_averaged(name: str, steps: int, place: str, ranks: Tuple[int, int], differ: Sequence[str], count: int) -> str:
-    """Return the line about a model whose every forward ran under ``no_sync``.
+def unreduced(name: str, steps: int, first: int, cause: str) -> str:
+    """Return the line about a model whose optimizer steps all used gradients that were not averaged.
 
     Args:
-        place: the user's line of the first of these forwards; "" where it is not known.
-        ranks: this one, and the one that it was compared with.
+        first: the rank that this one was compared with.
+        cause: why, and what to do, in sentences.
     """
     return (
-        f"no gradient of {name} was averaged in {steps} optimizer steps: each forward ran under"
-        f" no_sync{f' ({place})' if place else ''}. Rank {ranks[0]} differs from rank {ranks[1]} since the first step,"
-        f" in {len(differ)} of {count} parameters ({in_short(differ)}). {LEAVE_NO_SYNC}"
+        f"this {name} differs from rank {first}'s: in {steps} optimizer steps, DDP never averaged the last backward."
+        f" {cause}"
     )
+
+
+NO_COLLECTIVE = "No collective ran between its forward and the step"
+
+
+def under_no_sync(place: str) -> str:
+    """Return the cause that its forward ran under ``no_sync``; ``place`` is the user's line, "" if it is not known."""
+    where = f" ({place})" if place else ""
+    return f"Its forward ran under no_sync{where}. Leave no_sync for the last backward before a step"
+
+
+def accumulated(file: str, lines: Sequence[int]) -> str:
+    """Return the cause that its forward ran under ``no_sync``, and the program uses accelerate's ``accumulate``."""
+    return (
+        f"Its forward ran under accumulate ({_places(file, lines)}). Use one for all models, accumulate(a, b), not two"
+    )
+
+
+def flag_is_off(file: str, lines: Sequence[int]) -> str:
+    """Return the cause that the program itself has set DDP's attribute, on these lines of a file."""
+    return (
+        f"Its forward ran with require_backward_grad_sync=False ({_places(file, lines)}): set it before the forward,"
+        " which reads it"
+    )
+
+
+def _places(file: str, lines: Sequence[int]) -> str:
+    return " and ".join(f"{os.path.basename(file)}:{line}" for line in lines[:2])
+
+
+def backward_inside(place: str) -> str:
+    """Return the cause that a backward ran within the forward that the user calls at a line."""
+    return f"It ran inside the forward ({place}), before DDP was ready to average it: call backward after the forward"

@@ -1,21 +1,23 @@
-"""Models that train on each rank's own gradients: every forward runs under ``no_sync``, and nothing averages.
+"""Models whose optimizer steps all use gradients that DDP has not averaged, so that each rank trains its own.
 
-Optimizer steps within ``no_sync`` (accelerate's ``accumulate`` within another one) end well, and each rank has a model
-of its own. Local SGD looks the same for a while: its program averages parameters now and then. So nothing is said
-before DDPFIX_DIVERGENCE optimizer steps, or the end of the run, and only where DDP was never asked to reduce, the
-parameters of ranks differ after such a step, and only optimizers have moved them since: a program that averages by
-itself, gradients or parameters, is quiet from then on.
+The job ends well, and nothing in torch says so: each forward runs under ``no_sync`` (accelerate's ``accumulate`` within
+another one), ``require_backward_grad_sync`` is set after the forward that reads it, or a backward runs within the
+forward of a static graph. Local SGD looks the same for a while: its program averages parameters now and then. So
+nothing is said before DDPFIX_DIVERGENCE optimizer steps, or the end of the run, and only where no step was covered by
+a reduction, parameters and gradients of ranks differ after the first one, and only optimizers have moved parameters
+since: a program that averages by itself, gradients or parameters, is quiet from then on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
-from ddpfix import log
+from ddpfix import log, user_code
 from ddpfix.ranks.store import lowest_rank
 from ddpfix.ranks.store.keys import default_store, has, keys, put
 
@@ -40,7 +42,7 @@ class Unaveraged(ddp.Stage):
     def __init__(self) -> None:
         self._optimizer_steps, self._every = Steps(), 0
         self._is_followed = False
-        self._open: List[Local] = []
+        self._open: List[UnreducedModel] = []
 
     def begin(self, steps: Steps, every: int) -> None:
         """Take the steps of optimizers, and after how many of them a model is spoken of."""
@@ -57,7 +59,9 @@ class Unaveraged(ddp.Stage):
         # A model without a name may be on some ranks only.
         if not model.number or optimizers.is_alone(model) or clock is None:
             return
-        self._open.append(Local(model, clock))
+        each = UnreducedModel(model, clock)
+        self._open.append(each)
+        model.attach(self.place, after=each.forward_ended)
         if not self._is_followed:
             self._is_followed = True
             self._optimizer_steps.follow(self.place, self._begins, self._stepped)
@@ -76,19 +80,22 @@ class Unaveraged(ddp.Stage):
             if each.steps >= self._every:
                 self.report(each)
 
-    def _guarded(self, each: Local, action: Callable[[Any], bool], optimizer: Any) -> None:
+    def _guarded(self, each: UnreducedModel, action: Callable[[Any], bool], optimizer: Any) -> None:
         try:
-            if each.is_averaged() or action(optimizer):
+            if each.is_left_out() or action(optimizer):
                 self._forget(each)
         except Exception as error:
             self._forget(each)
             log.debug(f"whether a model is averaged is not known: {error!r}")
 
-    def _forget(self, each: Local) -> None:
+    def _forget(self, each: UnreducedModel) -> None:
         if each in self._open:
             self._open.remove(each)
+        model = each.model()
+        if model is not None:
+            model.detach(self.place)
 
-    def report(self, each: Local) -> None:
+    def report(self, each: UnreducedModel) -> None:
         """Speak of a model, once, if it is certain."""
         self._forget(each)
         line = each.line()
@@ -98,20 +105,23 @@ class Unaveraged(ddp.Stage):
     def at_end(self) -> None:
         """Speak of all models: the run ends."""
         for each in tuple(self._open):
-            if each.steps >= _FEW and not each.is_averaged():
+            if each.steps >= _FEW and not each.is_left_out():
                 self.report(each)
 
 
-class Local:
-    """One model that DDP has not reduced yet."""
+class UnreducedModel:
+    """One model of which no optimizer step was covered by a reduction yet."""
 
     def __init__(self, model: ddp.Wrapped, clock: Clock) -> None:
-        self._model, self._clock = weakref.ref(model), clock
+        self.model, self._clock = weakref.ref(model), clock
         # Called while the parameters are still there: the model of a program's main() is gone when the process ends.
         self._wrapper = ddp.until_destroyed(model.wrapper, self._ended)
         self.steps, self.number, self._class = 0, model.number, type(inner(model.wrapper)).__name__
         self._ranks = process_groups.ranks_of(model.wrapper.process_group)
         self._forwards = 0
+        # The training forward that has ended last, the collectives of the group by then (None if they are not counted),
+        # and the user's line where a backward ran in it.
+        self._ended_forward, self._collectives, self._inside = 0, self._count(), ""
         # The optimizer that trains it, and some elements after its last step.
         self._optimizer: Any = None
         self._ends: List[weakref.ref[Any]] = []
@@ -124,13 +134,32 @@ class Local:
         self._names: List[str] = []
         self._differs: List[str] = []
 
-    def is_averaged(self) -> bool:
-        """Return whether DDP was asked to reduce, or the model is none that it replicates."""
-        model = self._model()
+    def is_left_out(self) -> bool:
+        """Return whether the model is none that DDP replicates, or was hardly trained before it went."""
+        model = self.model()
         if model is None or model.wrapper is None:
-            # One that was hardly trained is not spoken of when the run ends.
-            return self._clock.prepared > 0 or self.steps < _FEW
-        return self._clock.prepared > 0 or optimizers.is_alone(model) or not model.averages
+            return self.steps < _FEW
+        return optimizers.is_alone(model) or not model.averages
+
+    def forward_ended(self, output: Any) -> None:
+        """Called after each forward with gradients enabled: what DDP averages of it is a collective from here on."""
+        number = self._clock.number
+        if number != self._ended_forward:
+            self._ended_forward, self._collectives = number, self._count()
+            self._inside = user_code.line(sys._getframe(1)) if self._clock.has_backward() else ""
+
+    def _count(self) -> Optional[int]:
+        model = self.model()
+        with contextlib.suppress(Exception):
+            return None if model is None else process_groups.collectives_of(model.wrapper.process_group)
+        return None
+
+    def _is_covered(self) -> bool:
+        """Return whether DDP may have averaged all gradients of the step: the last forward was one that it reduces.
+
+        A collective of another model, or of the program, counts as well: then nothing is known, and nothing is said.
+        """
+        return not self._clock.is_local and (self._collectives is None or self._count() != self._collectives)
 
     def begins(self, optimizer: Any) -> bool:
         """Called before an optimizer's step; returns whether nothing is to be said of this model."""
@@ -152,10 +181,12 @@ class Local:
 
     def stepped(self, optimizer: Any) -> bool:
         """Called after an optimizer's step; returns whether nothing is to be said of this model."""
-        model, forwards = self._model(), self._clock.local
+        model, forwards = self.model(), self._clock.number
         known = self._known()
         if model is None or forwards == self._forwards or optimizers.is_hidden():
             return False
+        if self._is_covered():
+            return True
         if known is None:
             if not optimizers.is_torchs(optimizer) or model not in optimizers.trained(optimizer):
                 return False
@@ -213,7 +244,15 @@ class Local:
         self._see_whether_moved()
         if self._moved is None or any(map(bool, self._moved)):
             return ""
-        ranks = process_groups.own_rank(), self._ranks[0]
-        return text.never_averaged(
-            self._class, self.steps, self._clock.local_place, ranks, self._differs, len(self._names)
-        )
+        return text.unreduced(self._class, self.steps, self._ranks[0], self._cause())
+
+    def _cause(self) -> str:
+        """Return why DDP has averaged nothing, as far as it is known of the last step."""
+        clock = self._clock
+        if not clock.is_local:
+            return text.backward_inside(self._inside) if self._inside else text.NO_COLLECTIVE
+        file = clock.local_file
+        flag, accumulate = (user_code.lines_with(file, each) for each in ("require_backward_grad_sync", "accumulate"))
+        if flag:
+            return text.flag_is_off(file, flag)
+        return text.accumulated(file, accumulate) if accumulate else text.under_no_sync(clock.local_place)
