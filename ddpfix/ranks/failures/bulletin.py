@@ -17,12 +17,18 @@ _KEPT = 4
 
 
 class End(NamedTuple):
-    """How a rank has ended, and after how many training forwards, if its program came to its end."""
+    """How a rank has ended, and after how many training forwards, if its program came to its end.
+
+    Attributes:
+        work: what it had done (:class:`ddpfix.ranks.groups.work.Work`), if it has said so.
+        called: the collectives that its program has called (:class:`ddpfix.ranks.groups.called.Called`), likewise.
+    """
 
     rank: int
     text: str
     step: Optional[int] = None
     work: Sequence[Any] = ()
+    called: Sequence[Any] = ()
 
 
 class Life(NamedTuple):
@@ -73,8 +79,7 @@ class Bulletin:
         store = self._store()
         for number in range(min(_KEPT, int(store.add("ends", 0)))):
             if self._ends[number] is None and has(store, f"end/{number + 1}"):
-                rank, text, step, work = System.loads(store.get(f"end/{number + 1}"))
-                self._ends[number] = End(rank, text, step, tuple(work))
+                self._ends[number] = End(*System.loads(store.get(f"end/{number + 1}")))
         return [end for end in self._ends if end is not None and end.rank != self._rank]
 
     def fall_silent(self) -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.ranks.failures import error_file, first_failure, killed, last_words, main_thread, sys_exit
 from ddpfix.ranks.failures.bulletin import Bulletin, End, Life, is_gone
 from ddpfix.ranks.groups import work
+from ddpfix.ranks.groups.called import Called
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.store import notices
 from ddpfix.ranks.store.connection import Connection, StoreLostError
@@ -55,10 +56,11 @@ class Sentinel:
         size: int,
         step: Callable[[], Optional[int]],
         done: Callable[[], Work] = Work,
+        called: Callable[[], Called] = Called,
     ) -> None:
         self._connection = Connection(store, notices.PART, size <= _CONNECTIONS)
         self._bulletin = Bulletin(self._connection, rank)
-        self._rank, self._size, self._step, self._work = rank, size, step, done
+        self._rank, self._size, self._step, self._work, self._called = rank, size, step, done, called
         self._period = max(PERIOD, size / LOOKS)
         self._notices = notices.Reader(self._period)
         self._main = main_thread.MainThread()
@@ -93,9 +95,7 @@ class Sentinel:
         # Whoever kept the store may have ended by now.
         with contextlib.suppress(Exception):
             if self._how == "left":
-                self._leave(
-                    f"rank {self._rank} left its process group{self._in_step()}", self._step(), self._work().ended()
-                )
+                self._leave_well("left its process group")
             elif self._how == "stopped":
                 self._bulletin.fall_silent()
             elif self._connection.is_open():
@@ -147,7 +147,10 @@ class Sentinel:
             self._failed(failure)
             return
         how = "came to the end of its program" if self._main.returned() else "exited"
-        self._leave(f"rank {self._rank} {how}{self._in_step()}", self._step(), self._work().ended())
+        self._leave_well(how)
+
+    def _leave_well(self, how: str) -> None:
+        self._leave(f"rank {self._rank} {how}{self._in_step()}", self._step(), self._work().ended(), self._called())
 
     def _in_step(self) -> str:
         return last_words.in_step(self._step())
@@ -177,8 +180,8 @@ class Sentinel:
             log.debug(f"the store does not answer: {problem!r}")
             return True
 
-    def _leave(self, text: str, step: Optional[int] = None, done: Sequence[Any] = ()) -> None:
-        self._bulletin.leave(End(self._rank, text, step, done))
+    def _leave(self, text: str, *done: Any) -> None:
+        self._bulletin.leave(End(self._rank, text, *done))
 
     def _in_words(self, end: End) -> str:
         """Return how a rank has ended or left, with what to do where it has done less than this one."""
@@ -188,12 +191,23 @@ class Sentinel:
         differ = work.difference({end.rank: Work(*end.work), self._rank: own})
         if differ:
             return f"{end.text}. {differ}"
+        alone = self._called_alone(Called(*end.called))
+        if alone:
+            return f"{end.text}, without the collective in which this rank fails, {alone}. Call it on all ranks or none"
         if end.step is None or step is None or step <= end.step:
             return end.text
         return (
             f"{end.text}, and this rank is in step {step}. Where ranks have different numbers of batches,"
             " DDPFIX_UNEVEN=stop or pad has them end an epoch together"
         )
+
+    def _called_alone(self, there: Called) -> str:
+        """Return the line of the collective in which this rank fails, if the other one has called it less often."""
+        here, error = self._called(), self._main.uncaught()
+        is_own = there.counts and error is not None and last_words.call(error)
+        if not is_own or here.counts.get(here.last, 0) <= there.counts.get(here.last, 0):
+            return ""
+        return here.last
 
     def _linger(self) -> None:
         """Stay until the others know the cause, as far as they have not ended: torch elastic ends them at once."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
+from ddpfix.ranks.groups.called import Called
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang.position import Position
 from ddpfix.ranks.hang.processes import Who
@@ -39,14 +40,14 @@ class Alarms:
         found = self._get(f"who/{rank}")
         return None if found is None else Who(*found)
 
-    def leave(self, how: str, step: Optional[int], work: Work) -> None:
+    def leave(self, how: str, step: Optional[int], work: Work, called: Called) -> None:
         """This rank leaves its process group, or comes to the end of its program."""
-        put(self._store(), f"left/{self._rank}", System.json([how, step, work]))
+        put(self._store(), f"left/{self._rank}", System.json([how, step, work, called]))
 
-    def left(self, rank: int) -> Optional[Tuple[str, Optional[int], Work]]:
-        """Return how a rank has left, after which step, and what it had done; None if it has not."""
+    def left(self, rank: int) -> Optional[Tuple[str, Optional[int], Work, Called]]:
+        """Return how a rank has left, after which step, what it had done and called; None if it has not."""
         found = self._get(f"left/{rank}")
-        return None if found is None else (found[0], found[1], Work(*found[2]))
+        return None if found is None else (found[0], found[1], Work(*found[2]), Called(*found[3]))
 
     def alarm(self) -> int:
         """Return the number of the last alarm; 0 before the first one."""

@@ -22,6 +22,7 @@ from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.ranks.failures import error_file, killed
 from ddpfix.ranks.groups import internals, timeouts
+from ddpfix.ranks.groups.called import Called
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import processes, verdict
 from ddpfix.ranks.hang.alarms import Alarms, Finding
@@ -76,6 +77,7 @@ class Monitor:
         step: gives the number of the training forward that was begun last.
         folder: of the stacks, as the user has it; "" for one below the folder for temporary files.
         micro: gives the number of the micro-batch in its step; 0 where gradients are not accumulated.
+        called: gives the collectives that the program itself has called.
     """
 
     def __init__(
@@ -88,11 +90,12 @@ class Monitor:
         folder: str = "",
         micro: Callable[[], int] = lambda: 0,
         work: Callable[[], Work] = Work,
+        called: Callable[[], Called] = Called,
     ) -> None:
         self._connection = Connection(store, "hang", size <= _CONNECTIONS)
         self._alarms = Alarms(self._connection, rank, size)
         self._rank, self._size, self._step, self._given, self._folder = rank, size, step, given, folder
-        self._tracker, self._work = Tracker(rank, step, micro, work), work
+        self._tracker, self._work, self._called = Tracker(rank, step, micro, work, called), work, called
         self._over, self._how = threading.Event(), "ended"
         # The store may be that of rank 0, which tells nothing any more once it is stopped.
         self._keeper: Optional[Who] = None
@@ -120,7 +123,7 @@ class Monitor:
                 self._look()
             if self._how in _LEAVES:
                 with contextlib.suppress(Exception):
-                    self._alarms.leave(_LEAVES[self._how], self._step(), self._work().ended())
+                    self._alarms.leave(_LEAVES[self._how], self._step(), self._work().ended(), self._called())
         self._connection.close()
 
     def _begins(self) -> bool:
@@ -238,8 +241,8 @@ class Monitor:
     def _why_absent(self, rank: int) -> Absent:
         left = self._alarms.left(rank)
         if left is not None:
-            how, step, done = left
-            return Absent(rank, LEFT, f"{how} after step {step}" if step else how, step, work=done)
+            how, step, done, called = left
+            return Absent(rank, LEFT, f"{how} after step {step}" if step else how, step, work=done, called=called)
         who = self._alarms.who(rank)
         if who is None:
             return Absent(rank, SILENT, "does not answer: ddpfix is not active there")

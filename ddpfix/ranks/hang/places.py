@@ -11,6 +11,7 @@ import re
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix import devices
+from ddpfix.ranks.groups import called
 from ddpfix.user_code import OWN, is_users
 
 # What a rank does, as far as its stack tells.
@@ -79,7 +80,8 @@ class Place(NamedTuple):
 
     Attributes:
         what: the function of torch or of the program, in words.
-        where: the user's file and line ("train.py:88"); the innermost one outside of torch where there is none.
+        where: the user's file and line ("train.py:88"); the innermost one outside of torch where there is none. Of a
+            collective in a toolkit, its function and line come first.
     """
 
     phase: str
@@ -105,6 +107,8 @@ def classify(
     phase, what = _phase(stack, user, training, source, on_device and stands)
     if phase == OTHER and on_device and stack[-1] == user and _SYNCHRONIZES.search(source):
         phase, what = DEVICE, GPU
+    if phase == COLLECTIVE:
+        where = _tool(stack, user) + where
     return Place(phase, what, where, source)
 
 
@@ -115,11 +119,16 @@ def _users(stack: Sequence[Spot]) -> Spot:
     return (own or others or list(stack))[-1]
 
 
+def _tool(stack: Sequence[Spot], user: Spot) -> str:
+    """Return the function of a toolkit that the user's line has called, and which calls a collective: trainer.fit()."""
+    inner = stack[len(stack) - list(reversed(stack)).index(user) :]
+    tools = [spot for spot in inner if not is_library(spot) and spot.name not in called.HAND_ON]
+    return f"{tools[-1].name} ({os.path.basename(tools[-1].file)}:{tools[-1].line}), called at " if tools else ""
+
+
 def is_library(spot: Spot) -> bool:
     """Return whether a frame is Python's own, torch's, or ours."""
-    python = os.path.dirname(os.__file__) + os.sep
-    is_python = spot.file.startswith(python) and "-packages" not in spot.file
-    return is_python or spot.file.startswith(("<frozen", *OWN)) or spot.is_in("torch/")
+    return called.is_library(spot.file)
 
 
 def _phase(stack: Sequence[Spot], user: Spot, training: Optional[bool], source: str, stands: bool) -> Tuple[str, str]:
@@ -205,6 +214,11 @@ def _named(stack: Sequence[Spot], words: re.Pattern[str]) -> str:
         if tells and words.search(spot.name):
             return spot.name
     return ""
+
+
+def evaluates(name: str) -> bool:
+    """Return whether a function's name says that it evaluates."""
+    return _EVALUATES.search(name) is not None
 
 
 def _evaluation(stack: Sequence[Spot], training: Optional[bool]) -> str:

@@ -14,6 +14,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix import devices
 from ddpfix.ranks.groups import calls, internals
+from ddpfix.ranks.groups.called import Called
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import loaders, loops, places, processes
 from ddpfix.system import System
@@ -49,6 +50,7 @@ class Position(NamedTuple):
         loops: the functions on its stack, with the loops around their lines (:mod:`ddpfix.ranks.hang.loops`).
         patience: seconds after which the call ends with an error by itself, by the program's own choice; None else.
         ended: collectives of the default group that a GPU has ended, which are begun before; None if unknown.
+        called: the collectives that the program itself has called, by line.
     """
 
     rank: int
@@ -74,6 +76,7 @@ class Position(NamedTuple):
     loops: Sequence[loops.Standing] = ()
     work: Work = Work()
     ended: Optional[int] = None
+    called: Called = Called()
 
     def dump(self) -> str:
         """As text, for the store."""
@@ -85,7 +88,7 @@ class Position(NamedTuple):
         return cls(*System.loads(text))._with_work()
 
     def _with_work(self) -> Position:
-        return self._replace(work=Work(*self.work), loops=loops.loaded(self.loops))
+        return self._replace(work=Work(*self.work), loops=loops.loaded(self.loops), called=Called(*self.called))
 
     def may_wait(self) -> bool:
         """Return whether it may be waiting for other ranks."""
@@ -105,8 +108,9 @@ class Tracker:
         step: Callable[[], Optional[int]],
         micro: Callable[[], int] = lambda: 0,
         work: Callable[[], Work] = Work,
+        called: Callable[[], Called] = Called,
     ) -> None:
-        self._rank, self._step, self._micro, self._work = rank, step, micro, work
+        self._rank, self._step, self._micro, self._work, self._called = rank, step, micro, work, called
         self._thread = threading.main_thread()
         self._counts: Dict[str, int] = {}
         self._progressed()
@@ -167,8 +171,9 @@ class Tracker:
         now = System.monotonic()
         head = (self._rank, self._step(), self._counts)
         if self.is_over():
-            done = self._work().ended()
-            return Position(*head, places.ENDED, "", "", still=self.still(), since=now - self._at, work=done)
+            done, called = self._work().ended(), self._called()
+            since = now - self._at
+            return Position(*head, places.ENDED, "", "", still=self.still(), since=since, work=done, called=called)
         frames = _frames(self._thread)
         taken = max(now - self._at, 0.001)
         steps = (head[1] or 0) - (self._step_then or 0)
@@ -199,6 +204,7 @@ class Tracker:
             loops=loops.of(frames),
             work=self._work(),
             ended=internals.ended() if place.phase == places.DEVICE else None,
+            called=self._called(),
         )
 
     def _place(self, frames: List[FrameType]) -> places.Place:
@@ -291,6 +297,7 @@ class Absent(NamedTuple):
         step: where it has ended, if it has said so.
         hint: how its process has ended, in a sentence.
         work: what it has done, if it has said so.
+        called: the collectives that its program has called, if it has said so.
     """
 
     rank: int
@@ -299,3 +306,4 @@ class Absent(NamedTuple):
     step: Optional[int] = None
     hint: str = ""
     work: Work = Work()
+    called: Called = Called()

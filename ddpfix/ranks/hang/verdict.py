@@ -6,9 +6,10 @@ So it only orders what is seen, and no rank is said to owe a collective because 
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+import itertools
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from ddpfix.ranks.groups import calls, internals, work
+from ddpfix.ranks.groups import called, calls, internals, work
 from ddpfix.ranks.groups.calls import POINT_TO_POINT
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import places, words
@@ -18,6 +19,9 @@ from ddpfix.ranks.hang.position import GONE, LEFT, SILENT, STOPPED, TRACED, Abse
 _ABSENT = (GONE, STOPPED, TRACED, LEFT)
 # Causes that are guesses, and of which a count knows better.
 _MAY_BE_BACKWARDS = (words.UNEVEN, words.SOME_ONLY, words.MISMATCH, words.NETWORK, words.ABSENT, words.SLOW)
+
+# Ranks that differ in more ways than these are no case of one call too many.
+_CASES = 6
 
 
 class Verdict(NamedTuple):
@@ -56,7 +60,7 @@ def judge(positions: Mapping[int, Position], absent: Sequence[Absent], limit: fl
         found = _nobody(positions, waiting)
     if found is None:
         return None
-    found = _with_backwards(found, positions, absent)
+    found = _with_shift(_with_backwards(found, positions, absent), positions, absent)
     cause, ranks, text, advice = found
     debugged = any(each.phase == places.DEBUGGER for each in positions.values())
     return Verdict(
@@ -75,6 +79,26 @@ def _with_backwards(found: words.Found, positions: Mapping[int, Position], absen
     done.update((each.rank, each.work) for each in absent)
     differ = work.difference(done)
     return found._replace(cause=words.BACKWARDS, advice=differ) if differ else found
+
+
+def _with_shift(found: words.Found, positions: Mapping[int, Position], absent: Sequence[Absent]) -> words.Found:
+    """Return a cause, or in its place the line at which ranks have called a collective that the others have not."""
+    if found.cause not in (words.UNEVEN, words.SOME_ONLY, words.MISMATCH, words.ABSENT, words.NETWORK):
+        return found
+    # Ranks that have called the same, and stand at the same line, are one case: there are few, of thousands of ranks.
+    cases: Dict[Tuple[Tuple[Tuple[str, int], ...], str], List[int]] = {}
+    ranks: List[Union[Position, Absent]] = [*positions.values(), *absent]
+    for each in ranks:
+        if each.called.counts:
+            at = each.called.last if isinstance(each, Position) and each.call else ""
+            cases.setdefault((tuple(sorted(each.called.counts.items())), at), []).append(each.rank)
+    for one, other in itertools.permutations(list(cases)[:_CASES], 2):
+        more = called.one_more(dict(one[0]), one[1], dict(other[0]), other[1])
+        if more is not None:
+            place, number = more
+            same = [case for case in cases if dict(case[0]).get(place) == dict(one[0])[place]]
+            return words.shifted(found, sorted(rank for case in same for rank in cases[case]), place, number)
+    return found
 
 
 def _done(each: Position) -> Work:

@@ -239,7 +239,7 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
     ranks = [each.rank for each in odd]
     if len({each.what for each in [*odd, *rest]}) == 1:
         return Found(MISMATCH, ranks, told, "The calls differ in size or rank")
-    behind, ahead = _one_step_apart(odd, rest)
+    behind, ahead = _one_step_apart(odd, rest) or _one_has_data(odd, rest)
     first = [each.rank for each in behind]
     loop = _left(behind[0], ahead) if behind else ""
     if loop:
@@ -265,14 +265,29 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
 
 def _one_step_apart(
     some: Sequence[Position], others: Sequence[Position]
-) -> Tuple[Sequence[Position], Sequence[Position]]:
-    """Return ranks in the same step, and those of the others that are in the next one; none where there are no such."""
+) -> Optional[Tuple[Sequence[Position], Sequence[Position]]]:
+    """Return ranks in the same step, and those of the others that are in the next one; None where there are no such."""
     for behind, rest in ((some, others), (others, some)):
         steps = {each.step for each in behind}
         ahead = [each for each in rest if each.step is not None and steps == {each.step - 1}]
         if ahead:
             return behind, ahead
+    return None
+
+
+def _one_has_data(
+    some: Sequence[Position], others: Sequence[Position]
+) -> Tuple[Sequence[Position], Sequence[Position]]:
+    """Return ranks whose loader has ended, and those that still train with theirs; none where there are no such."""
+    for behind, ahead in ((some, others), (others, some)):
+        trains = all(each.loads and not any(map(places.evaluates, _functions(each))) for each in ahead)
+        if trains and not any(each.loads for each in behind):
+            return behind, ahead
     return (), ()
+
+
+def _functions(each: Position) -> List[str]:
+    return [name for _, name, _, _ in each.loops]
 
 
 def beyond(those: Sequence[Position], rest: Sequence[Position], numbers: Tuple[int, int]) -> Found:
@@ -295,6 +310,13 @@ def outside(those: Sequence[Position], waiting: Sequence[Position]) -> Found:
     told = f"{_late(those)}; {_waiters(waiting)}"
     words = f"{told}. torch counts as many calls on each of them"
     return Found(MISMATCH, [each.rank for each in those], words, "Sizes or kinds that differ?")
+
+
+def shifted(found: Found, ranks: Sequence[int], place: str, number: int) -> Found:
+    """Ranks that have called a collective more often than the others, long ago perhaps."""
+    verb, calls = "has" if len(ranks) == 1 else "have", "one collective" if number == 1 else f"{number} collectives"
+    told = f"{found.text}. {several(ranks).capitalize()} {verb} begun {calls} more, at {place}"
+    return Found(SOME_ONLY, list(ranks), told, "Call it on all ranks or on none")
 
 
 def nobody(waiting: Sequence[Position]) -> Found:

@@ -21,17 +21,19 @@ class Reporter(DuringGroup):
 
     place = "failures"
 
-    def __init__(self, step: Callable[[], Optional[int]], work: Callable[[], Work]) -> None:
-        self._step, self._work = step, work
+    def __init__(self, site: Site, step: Callable[[], Optional[int]], work: Callable[[], Work]) -> None:
+        self._site, self._step, self._work = site, step, work
         self._sentinel: Optional[Sentinel] = None
 
     def make(self, store: Any, rank: int, size: int) -> None:
         # Not at the head of this file: a process without a group needs none of it.
         from ddpfix.ranks.failures import sys_exit
         from ddpfix.ranks.failures.sentinel import Sentinel
+        from ddpfix.ranks.groups.called import CallCounts
 
         sys_exit.watch()
-        self._sentinel = Sentinel(store, rank, size, self._step, self._work)
+        called = self._site.keep(CallCounts).read
+        self._sentinel = Sentinel(store, rank, size, self._step, self._work, called)
 
     def exits(self) -> None:
         if self._sentinel is not None:
@@ -56,7 +58,7 @@ def stage(site: Site, module: ModuleType, owner: Any) -> None:
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Begin when the process group comes up, or at once where it is up already."""
     clocks = site.keep(Clocks)
-    site.keep(ProcessGroup).follow(site, module, Reporter(clocks.step, clocks.work))
+    site.keep(ProcessGroup).follow(site, module, Reporter(site, clocks.step, clocks.work))
 
 
 def _forget() -> None:

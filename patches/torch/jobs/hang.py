@@ -5,12 +5,16 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Optional
 
+from torch import distributed
+
+from ddpfix.patching.dynamo import skip_module
 from ddpfix.patching.site import Site
 
 from ..pipeline.process_group import DuringGroup, ProcessGroup
 from ..pipeline.step_count import Clocks
 
 if TYPE_CHECKING:
+    from ddpfix.ranks.groups.called import CallCounts
     from ddpfix.ranks.hang.monitor import Monitor
 
 
@@ -22,9 +26,18 @@ class Monitored(DuringGroup):
     def __init__(self, site: Site) -> None:
         self._site = site
         self._monitor: Optional[Monitor] = None
+        self._calls: Optional[CallCounts] = None
 
     def make(self, store: Any, rank: int, size: int) -> None:
-        self._monitor = _monitor(self._site, self._site.keep(Clocks), store, rank, size)
+        # Not at the head of this file: a process without a group needs none of it.
+        from ddpfix.ranks.hang.monitor import Limits, Monitor
+
+        if self._calls is None:
+            self._calls = _count_calls(self._site)
+        self._calls.begin(size)
+        clocks, limits = self._site.keep(Clocks), Limits(*_seconds(self._site))
+        watched = clocks.micro, clocks.work, self._calls.read
+        self._monitor = Monitor(store, rank, size, clocks.step, limits, _folder(self._site), *watched)
 
     def exits(self) -> None:
         self.end("ended")
@@ -41,12 +54,17 @@ def group(site: Site, module: ModuleType, owner: Any) -> None:
         site.keep(ProcessGroup).follow(site, module, Monitored(site))
 
 
-def _monitor(site: Site, clocks: Clocks, store: Any, rank: int, size: int) -> Monitor:
-    # Not at the head of this file: a process without a group needs none of it.
-    from ddpfix.ranks.hang.monitor import Limits, Monitor
+def _count_calls(site: Site) -> CallCounts:
+    """Have the collectives counted that the program itself calls, by line."""
+    from ddpfix.ranks.groups import called
 
-    limits = Limits(*_seconds(site))
-    return Monitor(store, rank, size, clocks.step, limits, _folder(site), clocks.micro, clocks.work)
+    counts = site.keep(called.CallCounts)
+    skip_module(called)
+    for kind in called.KINDS:
+        original = vars(distributed.ProcessGroup).get(kind)
+        if original is not None:
+            site.replace(distributed.ProcessGroup, kind, counts.counting(kind, original))
+    return counts
 
 
 def _seconds(site: Site) -> Any:

@@ -1,0 +1,153 @@
+"""How often this rank has called collectives of all ranks, by line: it names a call too many long after that call.
+
+A rank that calls one collective more than the others meets their next one with it, and all calls are shifted from there
+on: where they stop at last, their lines tell nothing of the first one. DDP's own collectives are called in C++, and do
+not count here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, FrameType
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+
+from ddpfix.patching import tracebacks
+from ddpfix.user_code import OWN, is_users
+
+# The methods of torch's ProcessGroup that the program's own collectives call.
+KINDS = ("allreduce", "broadcast", "allgather", "barrier", "gather", "reduce", "scatter", "reduce_scatter", "alltoall")
+# Functions of toolkits that only hand a collective on: their callers tell more.
+HAND_ON = (
+    "barrier",
+    "wait_for_everyone",
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "gather",
+    "inner",
+    "wrapper",
+)
+# More lines than these are no program's own: nothing is told of them.
+_MOST = 64
+
+_Key = Tuple[str, Optional[CodeType], int, Optional[CodeType], int]
+
+
+class Called(NamedTuple):
+    """What a rank has called.
+
+    Attributes:
+        counts: the number of calls by line, in words.
+        last: the line of the last one.
+    """
+
+    counts: Dict[str, int] = {}
+    last: str = ""
+
+
+class CallCounts:
+    """The calls of one rank in one process group of all ranks."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._counts: Dict[_Key, int] = {}
+        self._last: Optional[_Key] = None
+        # Whether a file is the user's; None for Python's, torch's and ddpfix's own.
+        self._files: Dict[str, Optional[bool]] = {}
+
+    def begin(self, size: int) -> None:
+        """Count from here on: the process group of all ranks has come up, with so many."""
+        self._size, self._last = size, None
+        self._counts.clear()
+
+    def counting(self, kind: str, original: Any) -> Callable[..., Any]:
+        """Return a method of ProcessGroup that counts its calls, if the group is one of all ranks."""
+        record = self._record
+
+        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+            record(group, kind, sys._getframe(1))
+            try:
+                return original(group, *args, **kwargs)
+            except BaseException as error:
+                tracebacks.hide(error)
+                raise
+
+        call.__name__, call.__doc__ = kind, getattr(original, "__doc__", None)
+        return call
+
+    def read(self) -> Called:
+        """Return what was called until now; nothing where there are too many lines."""
+        counts = dict(self._counts)
+        if len(counts) > _MOST or self._last is None:
+            return Called()
+        return Called({_words(key): number for key, number in counts.items()}, _words(self._last))
+
+    def _record(self, group: Any, kind: str, frame: Optional[FrameType]) -> None:
+        if group.size() != self._size:
+            return
+        tool: Optional[CodeType] = None
+        line = 0
+        while frame is not None:
+            code = frame.f_code
+            is_own = self._is_own(code.co_filename)
+            if is_own:
+                break
+            if is_own is not None and tool is None and code.co_name not in HAND_ON:
+                tool, line = code, frame.f_lineno
+            frame = frame.f_back
+        key = kind, tool, line, None if frame is None else frame.f_code, 0 if frame is None else frame.f_lineno
+        if key in self._counts or len(self._counts) <= _MOST:
+            self._counts[key] = self._counts.get(key, 0) + 1
+        self._last = key
+
+    def _is_own(self, file: str) -> Optional[bool]:
+        if file not in self._files:
+            self._files[file] = None if is_library(file) else is_users(file)
+        return self._files[file]
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file is Python's own, torch's, or ddpfix's."""
+    python = os.path.dirname(os.__file__) + os.sep
+    is_python = file.startswith(python) and "-packages" not in file
+    return is_python or file.startswith(("<frozen", *OWN)) or "/torch/" in file.replace(os.sep, "/")
+
+
+def _words(key: _Key) -> str:
+    """Return a line in words: "save (train.py:17)", "save_checkpoint (trainer.py:1393), called at train.py:30"."""
+    _, tool, line, own, own_line = key
+    called = _place(own, own_line) if own is not None else ""
+    if tool is None:
+        return called
+    return f"{_place(tool, line)}, called at {called.rpartition('(')[2].rstrip(')')}" if called else _place(tool, line)
+
+
+def _place(code: CodeType, line: int) -> str:
+    where = f"{os.path.basename(code.co_filename)}:{line}"
+    return where if code.co_name == "<module>" else f"{code.co_name} ({where})"
+
+
+def one_more(here: Dict[str, int], at: str, there: Dict[str, int], other_at: str) -> Optional[Tuple[str, int]]:
+    """Return the line that one rank has called more often than another, and how often; None where that is not certain.
+
+    The calls of both are shifted by these: the other rank is ahead by as many, at the line where one of the two waits.
+    Branches in which ranks call the same collective at different lines differ at a line where nobody waits.
+
+    Args:
+        here, there: the calls of both by line.
+        at, other_at: the lines where they wait; "" for a rank that does not.
+    """
+    apart = {line: here.get(line, 0) - there.get(line, 0) for line in {*here, *there}}
+    more = {line: number for line, number in apart.items() if number > 0}
+    fewer = {line: -number for line, number in apart.items() if number < 0}
+    if (
+        len(more) != 1
+        or at in more
+        or not set(fewer) <= {at, other_at}
+        or fewer
+        and sum(fewer.values()) > sum(more.values())
+    ):
+        return None
+    return next(iter(more.items()))
