@@ -42,7 +42,8 @@ class _Named(logging.Formatter):
     """Every line begins with the name ddpfix, once."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        # A paragraph has a line for each of its sentences.
+        text = super().format(record).replace("\n", "\nddpfix:   ")
         return text if text.startswith("ddpfix ") else f"ddpfix: {text}"
 
 

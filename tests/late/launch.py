@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from tests.support import pool, scenario
+from tests.support import pool, results, scenario
 
 RANK = Path(__file__).with_name("rank.py")
 RANKS = 3
@@ -69,7 +69,7 @@ def steps(ranks: Ranks, what: str = "steps") -> List[Any]:
 
 def said(ranks: Ranks, *words: str) -> List[List[str]]:
     """The lines of each rank that have one of these words."""
-    return [[line for line in log.splitlines() if any(each in line for each in words)] for log, _ in ranks]
+    return [[line for line in results.lines(log) if any(each in line for each in words)] for log, _ in ranks]
 
 
 def both(outcomes: Dict[str, Ranks], name: str) -> List[Dict[str, Any]]:

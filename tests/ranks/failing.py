@@ -185,6 +185,12 @@ def skips(model: Any) -> None:
         loss.backward()
 
 
+def skips_and_leaves(model: Any) -> None:
+    """The same, and the rank destroys its process group, as a careful program does."""
+    skips(model)
+    distributed.destroy_process_group()
+
+
 def skips_last(model: Any) -> None:
     """That of the last step."""
     for number in range(1, 7):
@@ -257,7 +263,15 @@ APART: Dict[str, Callable[[Any], None]] = {
     "left_out_on_both": lambda model: left_out(distributed.get_rank()),
     **{
         each.__name__: each
-        for each in (skips, skips_last, ragged, added_here, short_without_average, averaged_at_the_end)
+        for each in (
+            skips,
+            skips_and_leaves,
+            skips_last,
+            ragged,
+            added_here,
+            short_without_average,
+            averaged_at_the_end,
+        )
     },
 }
 

@@ -276,6 +276,33 @@ def stops_early(job: Job) -> None:
     distributed.barrier()
 
 
+def save_all() -> None:
+    distributed.barrier()
+
+
+def log() -> None:
+    distributed.all_reduce(torch.ones(1))
+
+
+def shifted(job: Job) -> None:
+    """The first rank alone saves; its barrier meets the next one of the others."""
+    job.train(lambda: None, ALL)
+    if job.rank == 0:
+        save_all()
+    distributed.barrier()
+    distributed.all_reduce(torch.ones(1))
+
+
+def shifted_long(job: Job) -> None:
+    """One rank logs alone, and each all-reduce after that meets the next one of the others."""
+    job.train(lambda: None, ALL)
+    if job.rank == 1:
+        log()
+    for _ in range(20):
+        distributed.all_reduce(torch.ones(1))
+    distributed.barrier()
+
+
 def undone(job: Job) -> None:
     """The threads end with ddpfix, and torch is as it was. The program sees none of them."""
     import ddpfix
@@ -351,6 +378,8 @@ def computes(job: Job) -> None:
 
 
 JOBS: Dict[str, Callable[[Job], None]] = {
+    "shifted": shifted,
+    "shifted_long": shifted_long,
     "stuck_worker": reads(stop_worker, workers=1),
     "dead_reader": reads(kill_reader),
     "slow_reader": reads(read_slowly),

@@ -100,14 +100,22 @@ def test_every_rank_has_the_cause_as_its_last_words(tmp_path: Path, how: str) ->
     assert "failing.py" in cause, found
 
 
+@pytest.mark.patches("torch.failures")
+def test_ranks_that_print_into_one_stream_say_it_once(tmp_path: Path) -> None:
+    command = [*ranks.elastic(3), str(SCRIPT), "raises"]
+    code, output = ranks.run(command, ranks.environment({"DDPFIX": "1"}), tmp_path, 90)
+    words = [line for line in output.splitlines() if line.startswith("ddpfix: rank 1 failed in step 7: IndexError")]
+    assert code == 1 and len(words) == 1, output
+
+
 @pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("torch.failures")
 def test_a_rank_that_leaves_its_loop_early_is_named(tmp_path: Path) -> None:
     found = job(tmp_path, "early", DDPFIX="1")
     assert found.code == 1 and found.seconds < 30, found
     told = (
-        "ddpfix: rank 1 came to the end of its program in step 7, and this rank is in step 8. Where ranks have"
-        " different numbers of batches, DDPFIX_UNEVEN=stop or pad has them end an epoch together"
+        "ddpfix: rank 1 came to the end of its program in step 7, and this rank is in step 8. With uneven data,"
+        " DDPFIX_UNEVEN=stop or pad ends the epoch on all ranks together"
     )
     assert found.last_words() == [told, "done"], found
     assert "error_file: <N/A>" not in found.summary and "Connection" in found.summary, found

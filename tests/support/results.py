@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, Optional, Type, TypeVar
+from typing import Any, Dict, List, Optional, Type, TypeVar
 
 R = TypeVar("R", bound="Result")
 
@@ -36,3 +36,8 @@ class Result:
         known = {name: value for name, value in record.items() if name in names}
         notes = {name: value for name, value in record.items() if name not in names}
         return cls(log, kept=kept if kept is not None and kept.exists() else None, notes=notes, **known)
+
+
+def lines(log: str) -> List[str]:
+    """The lines of a log, of which a paragraph of ddpfix is one."""
+    return log.replace("\nddpfix:   ", " ").splitlines()

@@ -220,11 +220,11 @@ def test_ranks_that_stand_in_different_code_of_torch_are_in_no_different_calls()
     [
         # What GPUs compute for long is no hang: each collective that was begun has ended.
         ((8, 8, 8), None),
-        ((7, 7, 7), "The network between them, or sizes that differ"),
+        ((7, 7, 7), "The network between them, or tensor sizes that differ"),
         # Not known of each rank.
-        ((8, 8, None), "The network between them, or sizes that differ"),
-        ((7, 6, 7), "1 call fewer on rank 1 than on others have ended. What that GPU was given before may hang"),
-        ((8, 6, 6), "2 calls fewer on ranks 1 and 2 than on others have ended. What that GPU"),
+        ((8, 8, None), "The network between them, or tensor sizes that differ"),
+        ((7, 6, 7), "rank 1 ended 1 call fewer than others. Check that GPU: nvidia-smi"),
+        ((8, 6, 6), "ranks 1 and 2 ended 2 calls fewer than others. Check that GPU"),
     ],
 )
 def test_torchs_flight_recorder_tells_whose_gpu_is_behind(ended: Tuple[Any, ...], said: Optional[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import sys
 from functools import lru_cache
 from typing import Any, List, NamedTuple, Optional, Sequence
 
@@ -65,6 +67,13 @@ class Bulletin:
         """Return how many ranks know the cause."""
         return int(self._store().add("seen", 0))
 
+    def says_first(self, text: str) -> bool:
+        """Return whether no other rank prints this text into the same stderr: the ranks of a node mostly share one."""
+        where = _stream()
+        key = hashlib.sha1(f"{where} {text}".encode()).hexdigest()[:16]
+        own = str(self._rank)
+        return not where or bytes(self._store().compare_set(f"said/{key}", "", own)).decode() == own
+
     def leave(self, end: End) -> None:
         """Tell that this rank has ended, and how."""
         store = self._store()
@@ -105,6 +114,14 @@ class Bulletin:
             return None
         found = System.loads(store.get(f"life/{rank}"))
         return None if found is None else Life(*found)
+
+
+def _stream() -> str:
+    """Return what tells this process's stderr from that of other ranks: its file and its machine; "" if not known."""
+    with contextlib.suppress(Exception):
+        status = os.fstat(sys.stderr.fileno())
+        return f"{System.host()} {status.st_dev} {status.st_ino}"
+    return ""
 
 
 @lru_cache(maxsize=None)

@@ -18,15 +18,14 @@ _EXIT_CODE = 49
 ENDED = ("Z", "X")
 # What ends a process by these signals, mostly.
 _USUAL = {
-    "SIGABRT": "as by gloo where ranks call a collective with different sizes, or by NCCL's watchdog where one has"
-    " timed out",
-    "SIGKILL": "as by the system where no memory is left",
-    "SIGTERM": "as by a launcher or a scheduler that ends the job",
-    "SIGBUS": "as by the system where /dev/shm is full",
+    "SIGABRT": "as when gloo meets different sizes, or NCCL's watchdog a time-out",
+    "SIGKILL": "as when the system runs out of memory",
+    "SIGTERM": "as when a launcher or a scheduler ends the job",
+    "SIGBUS": "as when /dev/shm is full",
 }
 _UNKNOWN = (
-    "It was ended by a signal or called os._exit; torchrun prints its exit code (-6 is SIGABRT, as of gloo where sizes"
-    " differ, -9 SIGKILL, as when the system has no memory left)"
+    "It was ended by a signal or called os._exit: torchrun prints its exit code (-6: gloo met different sizes, -9: out"
+    " of memory)"
 )
 
 

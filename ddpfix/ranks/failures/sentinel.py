@@ -9,6 +9,7 @@ No rank is ended.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from typing import Any, Callable, Dict, NamedTuple, Optional
@@ -197,8 +198,8 @@ class Sentinel:
         if end.step is None or step is None or step <= end.step:
             return end.text
         return (
-            f"{end.text}, and this rank is in step {step}. Where ranks have different numbers of batches,"
-            " DDPFIX_UNEVEN=stop or pad has them end an epoch together"
+            f"{end.text}, and this rank is in step {step}. With uneven data, DDPFIX_UNEVEN=stop or pad ends the epoch"
+            " on all ranks together"
         )
 
     def _called_alone(self, there: Called) -> str:
@@ -278,9 +279,13 @@ class Sentinel:
         return {rank: life for rank, life in found.items() if life is not None}
 
     def _say(self, text: str) -> None:
+        """Log a line, once where the ranks of a node print into one stream; the trace of each rank has it."""
         sys.stdout.flush()
         self._said = text
-        log.error(text)
+        is_first = True
+        with contextlib.suppress(Exception):
+            is_first = self._bulletin.says_first(text)
+        (log.error if is_first else functools.partial(log.record, "error"))(text)
 
     def _say_last(self, text: str) -> None:
         """Log why this rank ends as its last words; a line that it has logged already is not repeated."""

@@ -10,14 +10,10 @@ from typing import Dict, Mapping, NamedTuple, Optional
 
 # Rates of backwards in an optimizer step that are this far apart are no matter of where ranks stand in their steps.
 _APART = 1.25
-_SKIPPED = (
-    "Have every rank call backward: on its loss times zero (loss * 0) where a batch is to be left out; or leave it out"
-    " on all ranks (all_reduce the decision)"
-)
-_ZERO = "Let it: where there is nothing to train on, add the output times zero to the loss (loss + output.sum() * 0)"
+_SKIPPED = "Use loss * 0 for a bad batch, or skip it on all ranks"
+_ZERO = "Add the output times zero to the loss there (loss + output.sum() * 0)"
 EQUALLY_OFTEN = (
-    "Have every rank call backward equally often between two optimizer steps (on its loss times zero, loss * 0, where"
-    " it has no batch), and stop a loop on all ranks together (all_reduce the decision)"
+    "Call backward equally often on all ranks (loss * 0 without a batch), and stop the loop on all ranks together"
 )
 LEAVE_NO_SYNC = (
     "Leave no_sync for the last backward before a step (accelerate: one accumulate(a, b), not one inside another)"
@@ -72,13 +68,15 @@ def _skipped(works: Dict[int, Work]) -> str:
         return ""
     if one.backwards == other.backwards:
         return _unreached(most, f"{'a forward' if number == 1 else f'{number} forwards'}{place}")
-    what = "a backward was skipped" if number == 1 else f"{number} backwards were skipped"
-    counts = " and ".join(
-        f"{works[rank].backwards} {'time' if works[rank].backwards == 1 else 'times'} in {works[rank].step} training"
-        f" forwards on rank {rank}"
-        for rank in (most, least)
+    what = "one" if number == 1 else str(number)
+    counts = ", ".join(
+        f"{_times(works[rank].backwards)} in {works[rank].step} forwards on rank {rank}" for rank in (most, least)
     )
-    return f"Backward was called {counts}: {what} on rank {most}{place}. {_SKIPPED}"
+    return f"Backward was called {counts}: rank {most} skipped {what}{place}. {_SKIPPED}"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _missed(works: Dict[int, Work]) -> str:
@@ -90,7 +88,7 @@ def _missed(works: Dict[int, Work]) -> str:
 
 def _unreached(rank: int, which: str) -> str:
     return (
-        f"On rank {rank} no gradient came to the model after {which}: the loss does not depend on its output. {_ZERO}"
+        f"On rank {rank} no gradient reached the model after {which}: the loss does not depend on its output. {_ZERO}"
     )
 
 
@@ -102,8 +100,8 @@ def _rates(works: Dict[int, Work]) -> str:
     steps = abs(works[most].optimizer_steps - works[least].optimizer_steps)
     if steps < 2 or rates[most] < _APART * rates[least]:
         return ""
-    counts = " and ".join(
+    counts = ", ".join(
         f"{works[rank].backwards} times in {works[rank].optimizer_steps} optimizer steps on rank {rank}"
         for rank in (most, least)
     )
-    return f"Backward was called {counts}: gradients of different steps are averaged with each other. {EQUALLY_OFTEN}"
+    return f"Backward was called {counts}: gradients of different steps are averaged together. {EQUALLY_OFTEN}"

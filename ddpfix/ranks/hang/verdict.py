@@ -66,9 +66,14 @@ def judge(positions: Mapping[int, Position], absent: Sequence[Absent], limit: fl
     return Verdict(
         cause,
         ranks,
-        f"{text}. {advice}" if advice else text,
+        f"{text}.{_break(text)}{advice}" if advice else text,
         not debugged and all(each.how != TRACED for each in absent),
     )
+
+
+def _break(text: str) -> str:
+    """Return what stands between a text and its advice: a new line, unless the last one has room for both."""
+    return " " if text.rpartition("\n")[2][:1].isupper() else "\n"
 
 
 def _with_backwards(found: words.Found, positions: Mapping[int, Position], absent: Sequence[Absent]) -> words.Found:

@@ -23,18 +23,18 @@ BACKWARDS, DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSE
     "slow",
     "network",
 )
-_UNEVEN = "Uneven data? DDPFIX_UNEVEN=stop or pad has ranks with different numbers of batches end an epoch together"
+_UNEVEN = "Uneven data? DDPFIX_UNEVEN=stop or pad ends the epoch on all ranks together"
 # Where no loader is in use, whose batches could be uneven.
 _EARLY = (
-    "A loop that ends earlier on some ranks (an early stop, a limit of time, data of different lengths)? All ranks have"
-    " to take the same number of steps: take the decision together (all_reduce a flag)"
+    "Did the loop end earlier on some ranks (early stop, time limit, different data)? Take that decision on all ranks"
+    " together (all_reduce a flag)"
 )
-_SOME_ONLY = "A collective on some ranks only (of a log, a metric or a save)? All ranks have to call it"
-_GPU_BEHIND = "What that GPU was given before may hang: nvidia-smi there, and the kernel's log (dmesg, Xid)"
+_SOME_ONLY = "A collective on some ranks only (a log, a metric, a save)? Call it on all ranks or on none"
+_GPU_BEHIND = "Check that GPU: nvidia-smi, and the kernel log (dmesg, Xid)"
 _HINTS = {
-    "stopped": "kill -CONT has it go on",
+    "stopped": "kill -CONT resumes it",
     "traced": "A debugger holds it: nothing is ended",
-    "silent": "Code in C that keeps Python's lock, a machine that is down, or a program without ddpfix?",
+    "silent": "C code that holds the GIL, a machine that is down, or a program without ddpfix?",
 }
 
 
@@ -71,11 +71,11 @@ def kind(each: Position) -> str:
 def absent(how: str, those: Sequence[Absent], waiting: Sequence[Position]) -> Found:
     """Ranks that do not answer."""
     ranks = [each.rank for each in those]
-    told = "; ".join(f"rank {each.rank} {each.text}" for each in those[:3])
+    told = ";\n".join(f"rank {each.rank} {each.text}" for each in those[:3])
     more = f"; so are {several(ranks[3:])}" if len(ranks) > 3 else ""
     is_uneven = how == "left" and _is_behind(those[0].step, waiting)
     advice = _uneven(waiting) if is_uneven else those[0].hint or _HINTS.get(how, "")
-    return Found(UNEVEN if is_uneven else ABSENT, ranks, f"{told}{more}; {_waiters(waiting)}", advice)
+    return Found(UNEVEN if is_uneven else ABSENT, ranks, f"{told}{more};\n{_waiters(waiting)}", advice)
 
 
 def _uneven(waiting: Sequence[Position]) -> str:
@@ -91,9 +91,9 @@ def late(those: Sequence[Position], waiting: Sequence[Position], all_of: Mapping
     """Ranks that the others wait for."""
     first = those[0]
     cause, advice = _cause(first, waiting)
-    told, loop = f"{_late(those)}; {_waiters(waiting)}", _left(first, waiting) if cause == UNEVEN else ""
+    told, loop = f"{_late(those)};\n{_waiters(waiting)}", _left(first, waiting) if cause == UNEVEN else ""
     if loop:
-        told += f". {several([first.rank]).capitalize()} {_is_past(loop, [first.rank], waiting)}"
+        told += f".\n{several([first.rank]).capitalize()} {_is_past(loop, [first.rank], waiting)}"
     return Found(cause, [each.rank for each in those], told, advice)
 
 
@@ -101,7 +101,7 @@ def _late(those: Sequence[Position]) -> str:
     told = [_one(each) for each in those[:3]]
     if len(those) > 3:
         told.append(f"not waiting either: {several([each.rank for each in those[3:]])}")
-    return "; ".join(told)
+    return ";\n".join(told)
 
 
 def _one(each: Position) -> str:
@@ -150,7 +150,7 @@ def _waiters(waiting: Sequence[Position]) -> str:
     for those in list(groups.values())[:4]:
         verb = "waits" if len(those) == 1 else "wait"
         told.append(f"{several([each.rank for each in those])} {verb} {_wait(those[0])}")
-    return "; ".join(told)
+    return ";\n".join(told)
 
 
 def _wait(each: Position) -> str:
@@ -173,24 +173,24 @@ def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
     if _is_past_its_data(each, waiting):
         return UNEVEN, _uneven(waiting)
     if each.phase == places.ENDED:
-        return ABSENT, "Threads of it may still run"
-    pace = "It moves: late, and not stuck" if each.moving else _standing(each)
+        return ABSENT, "Its other threads may still run"
+    pace = "It moves: late, not stuck" if each.moving else _standing(each)
     if each.phase == places.EVALUATION:
         return EVALUATION, (
-            f"{pace}. Evaluation on some ranks only: the others go on to a collective, and wait there. It may take"
-            " longer than the limit of the process group (init_process_group(timeout=...))"
+            f"{pace}. Evaluation on some ranks only: the others wait in their next collective, and fail after the time"
+            " limit (init_process_group(timeout=...))"
         )
     if each.phase == places.CHECKPOINT:
         return SAVE, f"{pace}. A save on some ranks only, or a slow file system: the others wait until it is done"
     if each.phase == places.LOADER:
         return LOADER, f"{pace}. {_reading(each)}"
-    return SLOW, f"{pace}. Its stack tells what it does"
+    return SLOW, f"{pace}. Its stack shows what it does"
 
 
 def _standing(each: Position) -> str:
     if each.phase == places.DEVICE:
         return "It waits for its GPU, or computes"
-    return "It does not move" if each.idle else "It computes: late, and perhaps not stuck"
+    return "It does not move" if each.idle else "It computes: late, perhaps not stuck"
 
 
 def _is_past_its_data(each: Position, waiting: Sequence[Position]) -> bool:
@@ -235,7 +235,7 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
     """Ranks in different collectives, the fewest ranks first."""
     odd = list(kinds[0])
     rest = [each for ranks in kinds[1:] for each in ranks]
-    told = f"{_waiters(odd)} for {max(each.still for each in odd):.0f} s; {_waiters(rest)}"
+    told = f"{_waiters(odd)} for {max(each.still for each in odd):.0f} s;\n{_waiters(rest)}"
     ranks = [each.rank for each in odd]
     if len({each.what for each in [*odd, *rest]}) == 1:
         return Found(MISMATCH, ranks, told, "The calls differ in size or rank")
@@ -244,11 +244,11 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
     loop = _left(behind[0], ahead) if behind else ""
     if loop:
         return Found(
-            UNEVEN, first, f"{told}. {several(first).capitalize()} {_is_past(loop, first, ahead)}", _uneven(ahead)
+            UNEVEN, first, f"{told}.\n{several(first).capitalize()} {_is_past(loop, first, ahead)}", _uneven(ahead)
         )
     if any(each.loads for each in ahead) and not any(each.loads for each in behind):
-        out = f"{several(first).capitalize()} came out of the loop over the data first"
-        return Found(UNEVEN, first, f"{told}. {out}", _UNEVEN)
+        out = f"{several(first).capitalize()} left the loop over the data first"
+        return Found(UNEVEN, first, f"{told}.\n{out}", _UNEVEN)
     within = bool(behind) and all(loops.shared(behind[0].loops, each.loops) for each in ahead)
     is_early = bool(ahead) and not within and not any(each.loads for each in (*odd, *rest))
     early = f". {_EARLY}" if is_early else ""
@@ -296,8 +296,8 @@ def beyond(those: Sequence[Position], rest: Sequence[Position], numbers: Tuple[i
     told = f"{_waiters([*those, *rest])}, for {max(each.still for each in those):.0f} s"
     count = f"torch counts {_more(*numbers)} on {several(ranks)} than on the others"
     if {each.step for each in those} == {each.step for each in rest}:
-        return Found(SOME_ONLY, ranks, f"{told}; {count}", _SOME_ONLY)
-    return Found(MISMATCH, ranks, f"{told}; {count}")
+        return Found(SOME_ONLY, ranks, f"{told};\n{count}", _SOME_ONLY)
+    return Found(MISMATCH, ranks, f"{told};\n{count}")
 
 
 def _more(one: int, other: int) -> str:
@@ -307,15 +307,15 @@ def _more(one: int, other: int) -> str:
 
 def outside(those: Sequence[Position], waiting: Sequence[Position]) -> Found:
     """Ranks that have come out of the collective in which the others are."""
-    told = f"{_late(those)}; {_waiters(waiting)}"
-    words = f"{told}. torch counts as many calls on each of them"
-    return Found(MISMATCH, [each.rank for each in those], words, "Sizes or kinds that differ?")
+    told = f"{_late(those)};\n{_waiters(waiting)}"
+    words = f"{told}.\ntorch counts as many calls on each of them"
+    return Found(MISMATCH, [each.rank for each in those], words, "Do sizes or kinds differ?")
 
 
 def shifted(found: Found, ranks: Sequence[int], place: str, number: int) -> Found:
     """Ranks that have called a collective more often than the others, long ago perhaps."""
     verb, calls = "has" if len(ranks) == 1 else "have", "one collective" if number == 1 else f"{number} collectives"
-    told = f"{found.text}. {several(ranks).capitalize()} {verb} begun {calls} more, at {place}"
+    told = f"{found.text}.\n{several(ranks).capitalize()} {verb} begun {calls} more, at {place}"
     return Found(SOME_ONLY, list(ranks), told, "Call it on all ranks or on none")
 
 
@@ -326,7 +326,7 @@ def nobody(waiting: Sequence[Position]) -> Found:
     known = {each.rank: each.ended for each in waiting if each.ended is not None}
     fewest, most = min(known.values(), default=0), max(known.values(), default=0)
     if len(known) < len(waiting) or fewest == most:
-        return Found(NETWORK, [], told, "The network between them, or sizes that differ?")
+        return Found(NETWORK, [], told, "The network between them, or tensor sizes that differ?")
     behind = [rank for rank, ended in known.items() if ended == fewest]
-    number = f"{_more(fewest, most)} on {several(behind)} than on others have ended"
-    return Found(SLOW, behind, f"{told}. By torch's flight recorder {number}", _GPU_BEHIND)
+    number = f"{several(behind)} ended {_more(fewest, most)} than others"
+    return Found(SLOW, behind, f"{told}.\nBy torch's flight recorder, {number}", _GPU_BEHIND)

@@ -11,8 +11,8 @@ from ddpfix.ranks.groups.work import EQUALLY_OFTEN, LEAVE_NO_SYNC
 from .fingerprint import Difference
 
 _HINT = (
-    "Both ranks applied the same gradients to them. Where that is not intended, find what changes a parameter on one"
-    " rank alone, or trains model.module outside of DDP (DDPFIX_DIVERGENCE=error ends the job here; off: no comparison)"
+    "Both ranks applied the same gradients: find what changes a parameter on one rank alone, or trains model.module"
+    " outside of DDP (DDPFIX_DIVERGENCE=error ends the job here)"
 )
 
 
@@ -42,14 +42,14 @@ def diverged(where: Where, found: Difference, names: Sequence[str], count: int, 
         f"{len(names)} of {count} parameters, first {names[0]} (by {found.most:.2g} or more): {in_short(names)}",
         *(f"{name} {there} there, {own} here" for name, there, own in found.rates),
     ]
-    return f"{where}: {'; '.join(parts)}. {cause}{_HINT}"
+    return f"{where}: {'; '.join(parts)}.\n{cause}{_HINT}"
 
 
 def line_search() -> str:
     """Return the first cause to check where LBFGS has taken the step."""
     return (
-        "LBFGS chooses its steps by the loss that the closure returns, which is each rank's own: return the mean over"
-        " the ranks (all_reduce the loss in the closure). Else: "
+        "LBFGS chooses its steps by the loss that the closure returns, which each rank has for itself: all_reduce it"
+        " there.\nElse: "
     )
 
 
@@ -59,7 +59,7 @@ def local_steps(number: int, place: str) -> str:
         return ""
     return (
         f"{number} optimizer {'step' if number == 1 else 'steps'} before that used gradients of forwards under no_sync"
-        f" alone ({place}), which DDP does not average. {LEAVE_NO_SYNC}. Else: "
+        f" alone ({place}), which DDP does not average.\n{LEAVE_NO_SYNC}.\nElse: "
     )
 
 
@@ -69,9 +69,9 @@ def averaged_apart(
     """Return the line about ranks that have averaged different numbers of times: this one and the first."""
     here, there = ("once" if number == 1 else f"{number} times" for number in numbers)
     return (
-        f"{where}: {len(names)} of {count} parameters, first {names[0]}: {in_short(names)}. By optimizer step"
-        f" {where.step} this rank has averaged {here}, rank {where.first} {there}: averages of different steps meet."
-        f" {cause}{EQUALLY_OFTEN}"
+        f"{where}: {len(names)} of {count} parameters, first {names[0]}: {in_short(names)}.\nBy optimizer step"
+        f" {where.step} this rank has averaged {here}, rank {where.first} {there}: averages of different steps meet.\n"
+        f"{cause}{EQUALLY_OFTEN}"
     )
 
 
