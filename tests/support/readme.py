@@ -40,32 +40,31 @@ def pages() -> Dict[str, List[Patch]]:
 
 
 def toolkits() -> str:
-    """One line a toolkit: the releases on which its fixes were tested, and what they are, as its page begins."""
+    """Each toolkit with the first and the last release on which its fixes were tested."""
     whole = loader.load()
-    lines = ["| toolkit | tested releases | fixes | |", "|---|---|---|---|"]
+    found: List[str] = []
     for folder, patches in pages().items():
         rows = [row for patch in patches for row in whole.rows_of(patch.id) if row.status == "cured"]
         # Some patches of a folder change a package that its toolkit depends on.
         own = [row for row in rows if whole.patches[row.patch].toolkit.lower() == folder]
         tested = sorted({version for row in own for version in row.tested})
-        title, about = _opening(folder)
-        span = f"{len(tested)}, {tested[0]} to {tested[-1]}" if len(tested) > 1 else str(tested[0])
-        lines.append(f"| {title} | {span} | {len({row.patch for row in rows})} | {about} |")
-    return "\n".join(lines)
+        span = f"{tested[0]} to {tested[-1]}" if len(tested) > 1 else str(tested[0])
+        found.append(f"{_title(folder)} {span}")
+    return ", ".join(found)
 
 
-def _opening(folder: str) -> Tuple[str, str]:
-    """A link to the page of a toolkit, and the line with which it begins; its name where it has no page yet."""
+def _title(folder: str) -> str:
+    """A link to the page of a toolkit; its name where it has no page yet."""
     page = DOCS / f"{folder}.md"
     if not page.exists():
-        return folder, ""
-    title, _, about = page.read_text(encoding="utf-8").split("\n")[:3]
-    return f"[{title[2:]}](docs/{folder}.md)", about
+        return folder
+    title = page.read_text(encoding="utf-8").split("\n")[0]
+    return f"[{title[2:]}](docs/{folder}.md)"
 
 
 def toolkit_pages() -> str:
     """The pages of the toolkits, for the index of the docs."""
-    found = [_opening(folder)[0].replace("](docs/", "](") for folder in pages()]
+    found = [_title(folder).replace("](docs/", "](") for folder in pages()]
     return ", ".join(title for title in found if title.startswith("["))
 
 

@@ -35,7 +35,7 @@ def test_generated_parts_are_up_to_date(page: Path) -> None:
 def test_an_old_part_is_found_and_made_anew(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     text = readme.README.read_text(encoding="utf-8")
-    page.write_text(text.replace("| [WeNet]", "| [Old name]"), encoding="utf-8")
+    page.write_text(text.replace("[WeNet]", "[Old name]"), encoding="utf-8")
     assert readme.cog("--check", pages=[page]) != 0
     assert readme.cog("-r", pages=[page]) == 0
     assert page.read_text(encoding="utf-8") == text

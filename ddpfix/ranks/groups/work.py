@@ -104,4 +104,4 @@ def _rates(works: Dict[int, Work]) -> str:
         f"{works[rank].backwards} times in {works[rank].optimizer_steps} optimizer steps on rank {rank}"
         for rank in (most, least)
     )
-    return f"Backward was called {counts}: gradients of different steps are averaged together. {EQUALLY_OFTEN}"
+    return f"Backward was called {counts}: gradients of different steps are averaged.\n{EQUALLY_OFTEN}"
