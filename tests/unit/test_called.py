@@ -58,20 +58,20 @@ def save(group: Group) -> Any:
 
 def test_calls_are_counted_by_line_in_groups_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = CallCounts()
-    counts.begin(2)
+    counts.begin(2, Group)
     monkeypatch.setattr(Group, "barrier", counts.counting("barrier", Group.barrier))
     for _ in range(3):
         assert save(Group()) == (1, 2)
     line = f"save (test_called.py:{save.__code__.co_firstlineno + 1})"
     assert counts.read() == Called({line: 3}, line)
-    counts.begin(4)
+    counts.begin(4, Group)
     save(Group())
     assert counts.read() == Called()
 
 
 def test_an_error_has_no_frame_of_ddpfix(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = CallCounts()
-    counts.begin(2)
+    counts.begin(2, Group)
 
     def fails(group: Group) -> None:
         raise RuntimeError("sizes differ")

@@ -52,14 +52,15 @@ class CallCounts:
 
     def __init__(self) -> None:
         self._size = 0
+        self._kind: Any = None
         self._counts: Dict[_Key, int] = {}
         self._last: Optional[_Key] = None
         # Whether a file is the user's; None for Python's, torch's and ddpfix's own.
         self._files: Dict[str, Optional[bool]] = {}
 
-    def begin(self, size: int) -> None:
-        """Count from here on: the process group of all ranks has come up, with so many."""
-        self._size, self._last = size, None
+    def begin(self, size: int, kind: Any) -> None:
+        """Count from here on: the process group of all ranks has come up, with so many, and of torch's class."""
+        self._size, self._kind, self._last = size, kind, None
         self._counts.clear()
 
     def counting(self, kind: str, original: Any) -> Callable[..., Any]:
@@ -85,7 +86,8 @@ class CallCounts:
         return Called({_words(key): number for key, number in counts.items()}, _words(self._last))
 
     def _record(self, group: Any, kind: str, frame: Optional[FrameType]) -> None:
-        if group.size() != self._size:
+        # A group of the program's own class may count what is asked of it.
+        if type(group) is not self._kind or group.size() != self._size:
             return
         tool: Optional[CodeType] = None
         line = 0

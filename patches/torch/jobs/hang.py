@@ -34,7 +34,7 @@ class Monitored(DuringGroup):
 
         if self._calls is None:
             self._calls = _count_calls(self._site)
-        self._calls.begin(size)
+        self._calls.begin(size, distributed.ProcessGroup)
         clocks, limits = self._site.keep(Clocks), Limits(*_seconds(self._site))
         watched = clocks.micro, clocks.work, self._calls.read
         self._monitor = Monitor(store, rank, size, clocks.step, limits, _folder(self._site), *watched)
