@@ -92,9 +92,9 @@ SETTINGS: Tuple[Setting, ...] = (
         "unused",
         "auto",
         ("auto", "find", "late", "static", "off"),
-        "parameters without a gradient: auto (find_unused_parameters where a model is known to need it, else late),"
-        " find (always find_unused_parameters), late (without it: reductions are completed after each backward), static"
-        " (static_graph=True: the same ones in every step), off (never touched)",
+        "parameters without a gradient: auto (find where a model is known to need it, else late), find"
+        " (find_unused_parameters=True), late (completes reductions after each backward), static (static_graph=True),"
+        " off (never touched)",
     ),
     Setting(
         "layerdrop",
@@ -119,9 +119,9 @@ SETTINGS: Tuple[Setting, ...] = (
         "uneven",
         "auto",
         ("auto", "pad", "join", "stop", "off"),
-        "ranks with different numbers of batches: auto (pad or join in FunASR, SpeechBrain and WeNet, nothing"
-        " elsewhere), pad (the shorter ranks repeat batches), join (they add zero gradients), stop (all stop at the"
-        " shortest), off. Where a toolkit has only pad or only join, both mean that one",
+        "ranks with different numbers of batches: auto (pad or join in FunASR, SpeechBrain and WeNet), pad (shorter"
+        " ranks repeat batches), join (they add zero gradients), stop (all at the shortest), off; each of pad and join"
+        " falls back to the other",
     ),
     Setting("memory", "on", ("on", "off"), "keep every batch within the toolkit's length limits and batch budgets"),
     Setting(
@@ -152,9 +152,8 @@ SETTINGS: Tuple[Setting, ...] = (
         "divergence",
         "warn",
         ("warn", "error", "off"),
-        "replicas that differ, compared after steps 1, 2, 4, 8 and then every 200 or more: warn (says which rank"
-        " differs, since when, and where), error (ends the job), off, an integer (warn, with at least so"
-        " many steps in between)",
+        "replicas that differ, compared after steps 1, 2, 4, 8, then every 200 or more: warn (says which rank, since"
+        " when, where), error (ends the job), off, an integer (warn, at least so many steps apart)",
         "an integer",
         _is_positive,
     ),

@@ -18,7 +18,6 @@ LONGEST = 240
 HIDDEN = "…" * 8
 # These files have longer texts still; the list only shrinks.
 TOO_LONG = {
-    "ddpfix/matrix/known_settings.py",
 }
 # What the names of a file stand for: all that is assigned to them.
 Named = Dict[str, List[ast.expr]]
