@@ -69,7 +69,7 @@ def _not_imported(name: str) -> str:
     for file in sorted(home.rglob("*.py")):
         module = ".".join(file.relative_to(home.parent).with_suffix("").parts)
         if module not in sys.modules and registers.search(file.read_text(encoding="utf-8", errors="ignore")):
-            return f"its module cannot be imported; python -c 'import {module}' says why"
+            return f"FunASR could not import its module. Run python -c 'import {module}' to see why"
     return ""
 
 

@@ -32,8 +32,14 @@ class Codes:
         return 25055
 tables.tokenizer_classes["Codes"] = Codes
 """
+# As if the module of a tokenizer had failed to be imported, which FunASR does not report.
+LOST = """
+import sys
+from funasr.register import tables
+del sys.modules[tables.tokenizer_classes.pop("CharTokenizer").__module__]
+"""
 # Names that no table has, and the nearest one that it has in every release.
-NAMES = {"dataset=FunASRNano": "", "encoder=SANMEncodr": "SANMEncoder", "optim=adamww": "adam"}
+NAMES = {"dataset=FunASRNano": "", "tokenizer=CharTokeniser": "CharTokenizer", "optim=adamww": "adam"}
 SPELT = {
     "dataset_conf.batchsize=100": "dataset_conf.batch_size",
     "dataset_conf.batch_typ=token": "dataset_conf.batch_type",
@@ -76,6 +82,7 @@ def scenarios(folder: Path) -> List[Scenario]:
     text = folder / "text.wav"
     text.write_text("no audio")
     plans = [Scenario(each.split("=")[0], good, overrides=[f"++{each}"]) for each in NAMES]
+    plans.append(Scenario("lost", good, before=LOST))
     plans.append(Scenario("good", good, overrides=[f"++{each}" for each in READ]))
     plans.append(Scenario("spelt", good, overrides=[f"++{each}" for each in SPELT]))
     for name, workers, source in (("missing", 1, str(folder / "elsewhere.wav")), ("text", 0, str(text))):
@@ -104,7 +111,8 @@ def is_patched(ran: Dict[str, List[Any]]) -> bool:
 
 
 def test_a_right_program_gets_no_line(ran: Dict[str, List[Result]]) -> None:
-    assert ran["good"][0].error is None, ran["good"][0].log[-3000:]
+    # Plain 1.0.0 reads what is validated by the sampler of the training.
+    assert ran["good"][0].error is None or not is_patched(ran), ran["good"][0].log[-3000:]
     assert "did not take effect" not in logs(ran, "good") and "Audio file" not in logs(ran, "good")
 
 
@@ -147,6 +155,13 @@ def test_the_name_is_named(ran: Dict[str, List[Result]], typed: str) -> None:
     told = [line for line in logs(ran, key).splitlines() if f"{typed}: FunASR has no {key} of this name" in line]
     assert bool(told) is is_patched(ran)
     assert all(NAMES[typed] in line for line in told)
+
+
+@pytest.mark.patches("funasr.overrides")
+def test_the_module_of_a_name_is_named(ran: Dict[str, List[Result]]) -> None:
+    assert all(result.error for result in ran["lost"])
+    line = "tokenizer=CharTokenizer: FunASR could not import its module. Run python -c 'import funasr.tokenizer."
+    assert (line in logs(ran, "lost")) is is_patched(ran)
 
 
 @pytest.mark.patches("funasr.overrides")
