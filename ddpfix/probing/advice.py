@@ -14,7 +14,7 @@ from ddpfix.probing.result import Result
 from ddpfix.ranks.groups.work import LEAVE_NO_SYNC
 
 FLAG = "find_unused_parameters=True"
-_LATE = "DDPFIX=1 trains it without the flag, with the same result"
+_LATE = "DDPFIX=1, which trains without the flag, with the same result"
 
 
 def advise(found: Result, skipping: List[str], names: Sequence[str]) -> None:
@@ -26,20 +26,18 @@ def advise(found: Result, skipping: List[str], names: Sequence[str]) -> None:
         _needs_flag(found, flagged, names)
     elif found.sometimes:
         found.setting = FLAG
-        found.advice.append(
-            f"{FLAG}, since not every step uses the same parameters (static_graph is not for this model)"
-        )
+        found.advice.append(f"{FLAG}, because not every step uses the same parameters (which rules out static_graph)")
         found.advice.append(f"or {_LATE}")
     elif found.always:
         _same_in_each_step(found, names)
     elif not found.unaveraged:
-        found.advice.append("no flag is needed: each parameter that trains got a gradient in each pass")
+        found.advice.append("nothing is needed: every trainable parameter got a gradient in every pass")
     _behind_outputs(found, names)
     _recomputed(found, names)
     if found.unaveraged:
         found.advice.append(
-            f"each optimizer step used gradients of forwards under no_sync alone ({found.unaveraged}), which DDP does"
-            f" not average, so that replicas diverge unless the program averages them itself. {LEAVE_NO_SYNC}"
+            f"every optimizer step used only gradients of forwards under no_sync ({found.unaveraged}). DDP does not"
+            f" average these, and replicas diverge unless the program does. {LEAVE_NO_SYNC}"
         )
 
 
@@ -51,8 +49,8 @@ def _needs_flag(found: Result, reasons: List[str], names: Sequence[str]) -> None
     rest = [name for name in found.always if name not in found.outside and not name.startswith(above)]
     if rest:
         found.advice.append(
-            f"freeze {parameter_names.in_short(rest, names)} (requires_grad_(False)) if no step is to train them:"
-            " none of these did"
+            f"freeze {parameter_names.in_short(rest, names)} (requires_grad_(False)) if they should not train: no step"
+            " trained them"
         )
 
 
@@ -61,10 +59,10 @@ def _same_in_each_step(found: Result, names: Sequence[str]) -> None:
     if rest:
         found.setting = FLAG
         found.advice.append(
-            f"freeze {parameter_names.in_short(rest, names)} (requires_grad_(False)) if no step is to train them; DDP"
-            " then waits for nothing"
+            f"freeze {parameter_names.in_short(rest, names)} (requires_grad_(False)) if they should not train: DDP"
+            " then does not wait for them"
         )
-        found.advice.append(f"or {FLAG}, where later steps use them")
+        found.advice.append(f"or {FLAG}, if later steps use them")
         found.advice.append(f"or {_LATE}")
 
 
@@ -82,11 +80,11 @@ def _behind_outputs(found: Result, names: Sequence[str]) -> None:
 def _recomputed(found: Result, names: Sequence[str]) -> None:
     if found.setting == FLAG and found.hidden:
         found.advice.append(
-            "reentrant checkpointing and the flag exclude each other: use_reentrant=False (DDPFIX=1 does that), or"
-            " DDPFIX_UNUSED=late, which does without the flag"
+            "reentrant checkpointing fails together with the flag: use_reentrant=False (DDPFIX=1 sets it), or"
+            " DDPFIX_UNUSED=late, which needs no flag"
         )
     if found.twice:
         found.advice.append(
-            f"{parameter_names.in_short(found.twice, names)} get a gradient more than once in one backward, which DDP"
-            ' ends with "Expected to mark a variable ready only once": use_reentrant=False'
+            f"{parameter_names.in_short(found.twice, names)} get a gradient more than once in a backward, and DDP"
+            ' raises "Expected to mark a variable ready only once": use_reentrant=False'
         )

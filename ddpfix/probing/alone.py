@@ -47,20 +47,20 @@ def probe(model: Any, batch: Any, loss_fn: Optional[LossFunction] = None, steps:
     with kept(model), torch.enable_grad():
         if not model.training:
             model.train()
-            run.notes["the model was in evaluation mode, and in training mode for the probe"] = None
+            run.notes["the model was in evaluation mode; the probe put it into training mode"] = None
         return run.steps(_batches(batch, steps), steps)
 
 
 def _checked(model: Any, steps: int) -> Any:
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}: accepted are modules of torch.nn")
+        raise TypeError(f"model is a {type(model).__name__}, not a torch.nn.Module")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps!r}: accepted are whole numbers from 1 on")
     homes = [module_of(level) for level in type(model).__mro__]
     if _DDP in homes:
         model = model.module
     elif any(home.startswith("torch.distributed") for home in homes):
-        raise ValueError(f"model is a {type(model).__name__}: its parameters are sharded; give the one inside")
+        raise ValueError(f"model is a {type(model).__name__}: its parameters are sharded. Pass the model inside it")
     lazy = [name for name, each in model.named_parameters() if torch.nn.parameter.is_lazy(each)]
     if lazy:
         raise ValueError(f"model has parameters without a shape ({lazy[0]}): run one forward first")
@@ -104,7 +104,7 @@ class _Run:
         found = self.result(wanted)
         if changed:
             found.notes.append(
-                f"the forward itself changes {len(changed)} parameters ({changed[0]} ...): they stay changed"
+                f"the forward itself changes {len(changed)} parameters ({changed[0]} ...), which are not restored"
             )
         return found
 
@@ -122,7 +122,7 @@ class _Run:
         if loss.requires_grad:
             loss.backward()
         else:
-            self.notes["the loss has no graph in some steps: no parameter got a gradient there"] = None
+            self.notes["in some steps the loss has no graph, and no parameter got a gradient"] = None
         if self._calls.failure is not None:
             raise RuntimeError(f"the model could not be observed: {self._calls.failure!r}") from self._calls.failure
         self._after_backward()
@@ -135,7 +135,7 @@ class _Run:
         if self._loss_fn is not None:
             loss, self._loss = self._loss_fn(output, batch), "loss_fn(output, batch)"
             if not isinstance(loss, torch.Tensor):
-                raise TypeError(f"loss_fn returned a {type(loss).__name__}: accepted is a tensor")
+                raise TypeError(f"loss_fn returned a {type(loss).__name__}, not a tensor")
         else:
             loss, self._loss = _own_loss(output)
         return loss if loss.numel() == 1 else loss.mean()
@@ -169,7 +169,7 @@ class _Run:
         if found.steps < steps:
             found.notes.append(f"the batches ended after {found.steps} of {steps} steps")
         if not self._subject.passes:
-            found.notes.append("no training forward was seen: the model is compiled, or calls no module")
+            found.notes.append("no training forward was observed: the model is compiled, or calls no module")
         advise(found, self._subject.skipping(), self._subject.names())
         return found
 
@@ -194,7 +194,7 @@ def _own_loss(output: Any) -> Tuple[Any, str]:
         return torch.stack([each.to(summed[0].device) for each in summed]).sum(), _SUM
     if any(True for _ in subject.tensors(output)):
         return torch.zeros(()), "none: no output has a graph"
-    raise TypeError(f"the output, a {type(output).__name__}, holds no tensor: give loss_fn(output, batch)")
+    raise TypeError(f"the output, a {type(output).__name__}, contains no tensor: pass loss_fn(output, batch)")
 
 
 _SUM = (

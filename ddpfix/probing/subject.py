@@ -211,7 +211,7 @@ class Subject:
     def skipping(self) -> List[str]:
         """Return the classes that skip layers in training, in words; layers of one class with the same rate once."""
         found = [
-            f"{type(module).__name__} (rate {rate:g}) skips layers"
+            f"{type(module).__name__} (rate {rate:g}) skips layers at random"
             for _, module, rate in cover.active(self.model)
             if any(parameter.requires_grad for parameter in module.parameters())
         ]
@@ -253,7 +253,7 @@ class Subject:
             return "called without gradients (torch.no_grad)"
         if times < self.passes:
             return f"called in {times} of {self.passes} passes"
-        return "called, and nothing that the loss needs comes of it" if name not in self._hidden else ""
+        return "called, but the loss does not depend on it" if name not in self._hidden else ""
 
 
 def shared(model: Any) -> List[List[str]]:

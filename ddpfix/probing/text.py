@@ -50,7 +50,7 @@ def of_program(seen: Mapping[str, Any]) -> List[str]:
     for model in seen["models"]:
         lines += ["", *of_model(model)]
     if not seen["models"]:
-        lines.append("  no training forward of a model was seen")
+        lines.append("  no training forward of a model was observed")
     return lines
 
 

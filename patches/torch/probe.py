@@ -62,7 +62,7 @@ def _group(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     given = args[0] if args else kwargs.get("backend")
     if str(given).lower() != "nccl" or torch.cuda.is_available():
         return wrapped(*args, **kwargs)
-    log.info("there is no GPU here: gloo takes the place of nccl for the probe")
+    log.info("no GPU found: the probe uses gloo instead of nccl")
     # NCCL's group may be bound to a device, gloo's may not.
     kwargs = {name: value for name, value in kwargs.items() if name not in ("backend", "device_id", "pg_options")}
     return wrapped("gloo", *args[1:], **kwargs)

@@ -251,7 +251,7 @@ def test_bad_input_is_named() -> None:
         ddpfix.probe(nn.Linear(4, 4), X, lambda output, batch: 1.0)
     with pytest.raises(ValueError, match="without a shape"):
         ddpfix.probe(nn.LazyLinear(4), X)
-    with pytest.raises(TypeError, match="holds no tensor"):
+    with pytest.raises(TypeError, match="contains no tensor"):
         ddpfix.probe(Net(lambda model, x: "text"), X)
 
 

@@ -45,7 +45,7 @@ def test_a_script_is_ended_after_some_steps(tmp_path: Path) -> None:
     whole = " ".join(report.split())
     assert "script.py:" in whole and "calls a Net past its DistributedDataParallel wrapper" in whole
     # What stands in a log of the script.
-    assert "there is no GPU here: gloo takes the place of nccl" in whole
+    assert "no GPU found: the probe uses gloo instead of nccl" in whole
 
 
 @PATCH
