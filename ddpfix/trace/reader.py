@@ -75,10 +75,10 @@ def files(folder: Path) -> List[Tuple[int, Optional[int], Path]]:
     except (OSError, ValueError) as error:
         # A name with a NUL byte is no error of the system's.
         reason = getattr(error, "strerror", None) or error
-        raise TraceError(f"{folder}: no trace can be read there: {reason}") from None
+        raise TraceError(f"{folder}: cannot read a trace: {reason}") from None
     named = [(*place, file) for place, file in found if place is not None]
     if not named:
-        raise TraceError(f"{folder}: there is no trace (no file rank-00000.jsonl, as DDPFIX_TRACE={folder} leaves it)")
+        raise TraceError(f"{folder}: no trace here (expected rank-00000.jsonl); record one with DDPFIX_TRACE={folder}")
     # The last process of a rank has no number.
     return sorted(named, key=lambda each: (each[0], each[1] is None, each[1] or 0))
 
@@ -87,19 +87,21 @@ def read_run(file: Path) -> Run:
     """Read one process of a rank; TraceError as :func:`read`."""
     place = schema.rank_of(file)
     if place is None:
-        raise TraceError(f"{file}: is no file of a trace (rank-00000.jsonl)")
+        raise TraceError(f"{file}: not a trace file (expected a name like rank-00000.jsonl)")
     run = Run(place[0], file)
     for number, line in enumerate(_whole_lines(file), 1):
         _add(run, _parse(file, number, line))
     if not run.steps["step"] and file.with_suffix(".arrow").exists():
-        raise TraceError(f"{file.with_suffix('.arrow')}: Arrow streams are not read since 1.1.0; record the run again")
+        raise TraceError(
+            f"{file.with_suffix('.arrow')}: Arrow traces are not supported since 1.1.0; record the run again"
+        )
     return run
 
 
 def _whole_lines(file: Path) -> List[bytes]:
     # A pipe would be waited for, and a device has no end.
     if file.exists() and not file.is_file():
-        raise TraceError(f"{file}: is no file")
+        raise TraceError(f"{file}: not a regular file")
     try:
         lines = file.read_bytes().split(b"\n")
     except OSError as error:
@@ -117,10 +119,8 @@ def _parse(file: Path, number: int, line: bytes) -> Row:
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
         raise TraceError(f'{file}, line {number}: expected an object with a "kind"')
     if row["kind"] == schema.RUN and row.get("version") != schema.VERSION:
-        raise TraceError(
-            f"{file}, line {number}: format {str(row.get('version'))[:40]};"
-            f" this release of ddpfix reads {schema.VERSION}"
-        )
+        found = str(row.get("version"))[:40]
+        raise TraceError(f"{file}, line {number}: trace format {found} is not supported (only {schema.VERSION})")
     return row
 
 

@@ -1,7 +1,8 @@
 """Writes the trace of one rank: rows are collected in memory, and a thread appends them to a file each second.
 
-The program never waits for a disk. Nothing is synchronised to it either: a process that is killed loses what came in
-the last two seconds. An error of the file ends the trace with one warning, and the training goes on.
+The program waits for a disk in a few steps only, and at most a moment (:meth:`Writer.begins`). Nothing is synchronised
+to it: a process that is killed loses the rows of the last two seconds. An error of the file ends the trace with one
+warning, and the training goes on.
 """
 
 from __future__ import annotations
@@ -255,9 +256,7 @@ class Writer:
         self._rows.clear()
         self._lines.clear()
         why = (error.strerror or str(error)) if isinstance(error, OSError) else repr(error)
-        log.on_every_rank(
-            f"{VARIABLE}={self.folder}: rank {self.rank} leaves no trace from here on ({why}); training goes on"
-        )
+        log.on_every_rank(f"{VARIABLE}={self.folder}: rank {self.rank} stopped tracing ({why}). Training continues.")
 
     def _close_file(self) -> None:
         number, self._number = self._number, None

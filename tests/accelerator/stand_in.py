@@ -101,6 +101,7 @@ class Module(types.ModuleType):
             ("synchronize", None),
             ("max_memory_allocated", PEAK),
             ("memory_reserved", RESERVED),
+            ("memory_allocated", PEAK - 1),
             ("reset_peak_memory_stats", None),
             ("current_stream", "its stream"),
             ("is_current_stream_capturing", False),

@@ -106,6 +106,7 @@ def test_a_trace_has_the_numbers_of_the_device(tmp_path: Path, library: Path) ->
         for name in ("loss", "norm", "wait"):
             assert all(isinstance(value, float) for value in steps[name]), (name, steps[name])
         assert set(steps["peak"]) == {stand_in.PEAK} and set(steps["reserved"]) == {stand_in.RESERVED}
+        assert set(steps["used"]) - {None} == {stand_in.PEAK - 1}
         assert max(steps["norm"]) > 0
     for found in told.found:
         calls = found["calls"]

@@ -45,7 +45,7 @@ def pretend() -> None:
     """Have this process take its CPU for a card."""
     stubs: Dict[str, Any] = dict.fromkeys(("_sleep", "synchronize", "reset_peak_memory_stats", "empty_cache"), nothing)
     stubs.update(Stream=Nothing, CUDAGraph=Nothing, current_stream=Nothing, stream=context, graph=context)
-    stubs.update(set_sync_debug_mode=nothing, max_memory_allocated=lambda *_: 0)
+    stubs.update(set_sync_debug_mode=nothing, max_memory_allocated=lambda *_: 0, memory_allocated=lambda *_: 0)
     stubs.update(make_graphed_callables=lambda module, sample: module)
     for name, function in stubs.items():
         assert hasattr(torch.cuda, name), name

@@ -79,7 +79,7 @@ def test_without_plotly_the_extra_is_named(
     ("words", "said"),
     [
         (["{missing}"], "{missing}"),
-        (["{empty}"], "there is no trace"),
+        (["{empty}"], "no trace here"),
         (["{folder}"] * 3, "takes one trace or two, not 3"),
         (["{damaged}"], "rank-00000.jsonl, line 3"),
         (["{folder}", "-o", "{missing}/page.html"], "{missing}/page.html"),

@@ -177,4 +177,4 @@ def test_without_a_browser_a_line_says_so(
     assert main(["report", str(folder), "--open"]) == 0
     captured = capsys.readouterr()
     assert captured.out == f"{folder / 'report.html'}\n"
-    assert captured.err.startswith("ddpfix: no browser can be started here: copy the page")
+    assert captured.err.startswith("ddpfix: no browser here: copy the page")

@@ -11,9 +11,10 @@ from typing import Any, Callable, Iterator, List
 
 import pytest
 import torch
+from ddpfix.patches.torch.internals import loaders
 from ddpfix.patches.torch.tracing import async_values
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 import ddpfix
 from ddpfix import engine, log
@@ -53,6 +54,23 @@ def test_a_process_that_trains_nothing_leaves_nothing(end: End, tmp_path: Path) 
     torch.ones(2, requires_grad=True).sum().backward()
     ddpfix.deactivate()
     assert not (tmp_path / "trace").exists()
+
+
+def test_samples_of_a_batch_are_known_where_the_samplers_are_torch_own() -> None:
+    def samples(loader: Any) -> Any:
+        iterator = iter(loader)
+        length = loaders.length_of(iterator)
+        return None if length is None else [loaders.samples_of(iterator, length) for _ in iterator]
+
+    class Own(BatchSampler):
+        """Batches of any size."""
+
+    data: Any = list(range(7))
+    for more in ({}, {"shuffle": True}, {"num_workers": 1}):
+        assert samples(DataLoader(data, 3, **more)) == [3, 3, 1]
+    assert samples(DataLoader(data, 3, drop_last=True)) == [3, 3]
+    assert samples(DataLoader(data, batch_sampler=Own(SequentialSampler(data), 3, False))) is None
+    assert samples(DataLoader(data, None)) is None
 
 
 def test_optimizers_that_step_one_after_the_other_share_a_row(end: End) -> None:

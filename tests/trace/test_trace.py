@@ -53,6 +53,8 @@ def test_rows_are_what_the_ranks_have_noted(folder: Path) -> None:
         names = model["parameters"]
         assert [sorted(names[i] for i in some) for some in steps["unused"]] == [sorted(n["unused"]) for n in notes]
         assert steps["sent"] == [own["bytes"]] * count
+        # Two micro-batches of two sentences.
+        assert steps["samples"] == [4] * count
         assert all(value > 2**20 for value in steps["peak"]) and steps["every"] == [None] * count
         assert run.end is not None and run.end["how"] == "ended"
 
@@ -110,10 +112,10 @@ def test_where_it_is_off_nothing_of_it_is_imported_and_undo_is_whole(folder: Pat
 
 
 def test_a_folder_that_cannot_be_made_is_one_warning(folder: Path) -> None:
-    lines = [line for line in (folder / "output").read_text().splitlines() if "no trace from here on" in line]
+    lines = [line for line in (folder / "output").read_text().splitlines() if "stopped tracing" in line]
     assert len(lines) == 2
     for rank, line in enumerate(sorted(lines, key=lambda line: f"rank {1}" in line)):
-        assert f"DDPFIX_TRACE={folder}/file-{rank}/inside" in line and "training goes on" in line
+        assert f"DDPFIX_TRACE={folder}/file-{rank}/inside" in line and "Training continues" in line
 
 
 def test_a_killed_run_can_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

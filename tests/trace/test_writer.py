@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, warned: List[str], how: st
     one = Writer(folder, 3, lambda: PLACE)
     assert not one.open() and not one.on
     (line,) = warned
-    assert f"DDPFIX_TRACE={folder}: rank 3 leaves no trace" in line and "training goes on" in line
+    assert f"DDPFIX_TRACE={folder}: rank 3 stopped tracing" in line and "Training continues" in line
     one.row(row(1))
     one.close("ended")
 

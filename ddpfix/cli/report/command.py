@@ -23,23 +23,21 @@ class ReportError(Exception):
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     report = commands.add_parser(
         "report",
-        help="one HTML page about a run that was traced (DDPFIX_TRACE=DIR), or two side by side",
-        description="Makes one self-contained HTML page of what DDPFIX_TRACE=DIR left, or of two runs side by side.",
+        help="make an HTML page of a traced run (DDPFIX_TRACE=DIR), or compare two",
+        description="Make one self-contained HTML page of a trace (DDPFIX_TRACE=DIR), or of two side by side.",
     )
-    report.add_argument(
-        "folders", metavar="DIR", nargs="+", type=Path, help="a trace; a second one is compared with it"
-    )
+    report.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="trace folder; give two to compare them")
     report.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         type=Path,
-        help="the page [DIR/report.html; of two, comparison.html in the second]",
+        help="output page [DIR/report.html; with two traces, comparison.html in the second]",
     )
     report.add_argument(
-        "--json", metavar="FILE", help="write the data as JSON (- is the standard output); the page only with -o"
+        "--json", metavar="FILE", help="write the data as JSON (- for standard output); add -o for the page"
     )
-    report.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
+    report.add_argument("--open", action="store_true", help="open the page in a browser")
     report.set_defaults(action=show)
 
 
@@ -74,7 +72,7 @@ def _show(options: argparse.Namespace) -> int:
         # With --json - the standard output is for the data.
         (sys.stderr if options.json == "-" else sys.stdout).write(f"{_env.printable(str(target))}\n")
         if options.open and not _opened(target):
-            _env.say("no browser can be started here: copy the page, which is one file, to a machine that has one")
+            _env.say("no browser here: copy the page, a single file, to a machine that has one")
     return 0
 
 
@@ -124,6 +122,6 @@ def _plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise ReportError(f"the page needs plotly: {_NEEDED} (--json FILE needs nothing)") from None
+        raise ReportError(f"the page needs plotly: {_NEEDED} (--json FILE works without it)") from None
     script: str = get_plotlyjs()
     return script
