@@ -171,7 +171,7 @@ def test_a_second_backward_under_the_flag_raises_where_a_checkpoint_was_made_ano
     model = DistributedDataParallel(Twice(), find_unused_parameters=True)
     loss = model(torch.ones(1, 2)).sum()
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="begun after DDP had averaged"):
+    with pytest.raises(RuntimeError, match="began after DDP had averaged"):
         loss.backward()
     # Every step is another one, and one of several micro-batches is none.
     model(torch.ones(1, 2)).sum().backward()
