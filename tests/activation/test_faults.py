@@ -164,5 +164,5 @@ def test_a_patch_that_raises_leaves_the_import_fine(
     code = "import torch.nn.parallel.distributed as d, ddpfix; print(d.Other, ddpfix.report().count('failed') > 2)"
     done = place.run("-c", code, DDPFIX="1")
     assert (done.returncode, done.stdout) == (0, "<class 'torch.nn.parallel.distributed.Other'> True\n"), done.stderr
-    assert all(line.startswith("ddpfix: ") and "is not applied" in line for line in done.stderr.splitlines())
+    assert all(line.startswith("ddpfix: ") and "could not be applied" in line for line in done.stderr.splitlines())
     assert place.run("-c", "import torch.tool", DDPFIX="1").returncode == 0
