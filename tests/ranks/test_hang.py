@@ -54,7 +54,7 @@ class Ended(NamedTuple):
         assert len(found) == 1 and HANGS not in found[0], self.ranks
         first, *rest = found[0].splitlines()
         lines = [first, *(line[len(MORE) :] for line in itertools.takewhile(lambda line: line.startswith(MORE), rest))]
-        assert all(len(line) <= 240 - len(HANGS) for line in lines), lines
+        assert len(HANGS + first) <= 240 and all(len(MORE + line) <= 240 for line in lines[1:]), lines
         return " ".join(lines)
 
     def stacks(self) -> Dict[str, str]:
@@ -99,7 +99,7 @@ STAGED: Dict[str, Said] = {
     "evaluation": Said("rank 0 (is|has been) in evaluation, evaluate", HERE, "Evaluation on some ranks only"),
     "saving": Said(f"rank 0 {MOVES} in a save, torch.save", HERE, "A save on some ranks only, or a slow file system"),
     "accumulating": Said("rank 1 is in training without a collective", HERE, "It moves"),
-    "windows": Said(r"rank 1 has been .* since step 5 \(micro-batch 1\);", HERE, "stack tells"),
+    "windows": Said(r"rank 1 has been .* since step 5 \(micro-batch 1\);", HERE, "stack shows"),
     "stopped": Said(r"rank 1 is stopped \(SIGSTOP\)", r"process \d+ on ", "kill -CONT"),
     "killed_rank": Said(
         "rank 2 ended without a word", r"process \d+ on \S+ has exited", "It was ended by (SIGKILL|a signal or called)"

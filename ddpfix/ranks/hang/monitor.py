@@ -263,7 +263,8 @@ class Monitor:
         ends = self._given.exit is not None and told.may_end
         then = f"The job ends in {self._given.exit:g} s (DDPFIX_HANG_EXIT)" if ends else "The job goes on waiting"
         where = f"Python stacks of each rank: {told.folder}" if is_written else "No Python stacks could be written"
-        log.error(f"ranks wait: {told.text}.\n{where}. {then}")
+        end = "" if told.text.endswith("?") else "."
+        log.error(f"ranks wait: {told.text}{end}\n{where}. {then}")
 
     def _goes_on(self, alarm: Alarm) -> None:
         """A collective has begun since the alarm."""

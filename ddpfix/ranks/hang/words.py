@@ -251,7 +251,7 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
         return Found(UNEVEN, first, f"{told}.\n{out}", _UNEVEN)
     within = bool(behind) and all(loops.shared(behind[0].loops, each.loops) for each in ahead)
     is_early = bool(ahead) and not within and not any(each.loads for each in (*odd, *rest))
-    early = f". {_EARLY}" if is_early else ""
+    early = f".\n{_EARLY}" if is_early else ""
     is_of_two = any(each.what in POINT_TO_POINT for each in odd)
     if not is_of_two and all(each.call for each in odd) and not any(each.call for each in rest):
         return Found(
