@@ -25,7 +25,7 @@ def test_a_second_copy_does_nothing_and_says_so(
         engine.switch_on()
     assert engine.current() is None and sys.meta_path == before
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and "this copy does nothing" in lines[0] and __file__.rpartition("/")[0] in lines[0]
+    assert len(lines) == 1 and "this copy is not used" in lines[0] and __file__.rpartition("/")[0] in lines[0]
 
 
 def test_one_copy_is_no_other() -> None:
