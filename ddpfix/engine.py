@@ -100,7 +100,7 @@ class Engine:
         if self.unseen and top(name) in self.unseen:
             self.recognise(top(name))
             if self.toolkits[top(name)] == detect.UNRECOGNISED:
-                log.info(f"the package {name} is not a release that ddpfix knows: it is left unchanged")
+                log.info(f"the package {name} is not a known release: it is left unchanged")
         return name in self.toolkits or self.waiting.any_for(name)
 
     def importing(self, module: ModuleType) -> None:
@@ -144,7 +144,7 @@ class Engine:
             )
             is_passed = _code(self.matrix.gate.passed)()
         except Exception as error:  # The patches find out by themselves what has changed here, and say so.
-            log.debug(f"nothing can be held: {error!r}")
+            log.debug(f"patches cannot be held back: {error!r}")
             is_passed = True
         if is_passed:
             self.gate.open()
@@ -253,7 +253,7 @@ class Engine:
         """Messages about patches that are no longer in place: a toolkit may import a module of its own twice."""
         records = [(patch, record) for patch, own in self.sites.items() for record in own.in_force()]
         lost = [(patch, record) for patch, record in records if is_outdated(record.owner) or not record.in_place()]
-        messages = [f"{patch} is not in place any more at {r.home}.{r.attribute}" for patch, r in lost]
+        messages = [f"{patch} is no longer in place at {r.home}.{r.attribute}" for patch, r in lost]
         return list(dict.fromkeys(messages))
 
     def undo(self) -> List[str]:

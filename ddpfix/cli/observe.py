@@ -37,7 +37,7 @@ def observe(rest: List[str], steps: str, as_json: bool, chosen: Mapping[str, str
     """
     # There are digits that make no number, and numbers of thousands of digits.
     if not (steps.isascii() and steps.isdigit() and len(steps) < 10) or not int(steps):
-        raise settings.SettingsError(f"--steps={steps[:40]!r}: accepted are whole numbers from 1 on")
+        raise settings.SettingsError(f"--steps={steps[:40]!r}: expected whole numbers from 1 on")
     environ = run.environment(chosen)
     if environ["DDPFIX"] == "0":
         raise settings.SettingsError("DDPFIX=0 switches the probe off, too: unset it")

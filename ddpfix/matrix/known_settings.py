@@ -52,7 +52,7 @@ class Setting(NamedTuple):
             return word
         if self.check is not None and self.check(word):
             return word if self.convert is None else self.convert(value.strip())
-        raise SettingsError(f"{shown(source, value)}: accepted are {self.accepted}")
+        raise SettingsError(f"{shown(source, value)}: expected {self.accepted}")
 
 
 def shown(source: str, value: str) -> str:

@@ -140,7 +140,7 @@ class _Reader:
         if word in SWITCH:
             self.switches[patch], self.sources[patch] = word, source
             return
-        text = f"{shown(source, value)}: accepted are {', '.join(SWITCH)}"
+        text = f"{shown(source, value)}: expected {', '.join(SWITCH)}"
         if patch not in OBSERVING or source.startswith(_ARGUMENT):
             raise SettingsError(text)
         self.gone.append(f"{text}. It is ignored")

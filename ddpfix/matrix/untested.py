@@ -34,7 +34,7 @@ def line(matrix: Matrix, toolkit: str, decisions: Sequence[Decision]) -> Optiona
     nearest = nearest_of((Version(each.nearest) for each in own), Version(version))
     parts = [f"{_fixes(ready)} applied where the code is unchanged there"] if ready else []
     parts += [f"{_fixes(len(left))} left out"] if left else []
-    has = f"has {'them' if len(left) != 1 else 'it'}"
+    has = f"enables {'them' if len(left) != 1 else 'it'}"
     way = f"; pip install '{matrix.toolkits[toolkit]}=={nearest}' {has}" if left else ""
     return f"{toolkit} {version} was not tested (nearest: {nearest}): {' and '.join(parts)}{way}"
 
@@ -48,7 +48,7 @@ def difference(matrix: Matrix, decision: Decision, place: Optional[str], install
     toolkit = place.partition(":")[0].partition(".")[0] if place else decision.toolkit
     nearest = decision.nearest if toolkit == decision.toolkit and decision.nearest else matrix.newest[toolkit]
     # Not "torch has changed it": it may be another library.
-    what = place or "what the compiled code does"
+    what = place or "the behaviour of the compiled code"
     return f"{what} differs from {toolkit} {nearest} ({installed[toolkit]} was not tested)"
 
 

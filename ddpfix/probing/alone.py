@@ -55,7 +55,7 @@ def _checked(model: Any, steps: int) -> Any:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, not a torch.nn.Module")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps={steps!r}: accepted are whole numbers from 1 on")
+        raise ValueError(f"steps={steps!r}: expected whole numbers from 1 on")
     homes = [module_of(level) for level in type(model).__mro__]
     if _DDP in homes:
         model = model.module

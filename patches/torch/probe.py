@@ -115,7 +115,7 @@ class Run:
         """Return all of it as plain data."""
         program = self._program
         memory = program.phases.memory()
-        notes = [] if program.calls.failure is None else [f"nothing was seen from {program.calls.failure!r} on"]
+        notes = [] if program.calls.failure is None else [f"nothing was observed from {program.calls.failure!r} on"]
         done = program.steps
         steps = f"{done} optimizer step{'' if done == 1 else 's'}"
         return {

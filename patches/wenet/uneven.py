@@ -68,7 +68,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
         model = given["model"]
         filling = None if stop or kind != "torch_ddp" else batches.Filler(model)
         if kind != "torch_ddp" and not stop and site.settings["uneven"] != "auto":
-            log.info(f"{kind} has no uneven={site.settings['uneven']}, so it uses uneven=stop")
+            log.info(f"{kind} does not support uneven={site.settings['uneven']}: ddpfix uses uneven=stop")
         held.hold(given[loader])
         given[loader] = batches.Agreed(given[loader], filling, group)
         with temporary.assigned(RUNNING, True), contextlib.closing(given[loader]), _without_join(model):

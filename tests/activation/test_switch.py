@@ -168,7 +168,7 @@ def test_run_refuses_a_bad_setting_before_it_starts(way: Way, tmp_path: Path, ba
     if way.prefix:
         done = start(way.ours([], ["-c", "open('started', 'w')"]), way.ours_env(**bad), tmp_path)
         assert done.returncode == 2 and not (tmp_path / "started").exists()
-        one_line(done, *bad, "plan --help" if "DDPFIX_FOO" in bad else "accepted are")
+        one_line(done, *bad, "plan --help" if "DDPFIX_FOO" in bad else "expected")
 
 
 def test_a_bad_project_file(installed: Place, tmp_path: Path) -> None:

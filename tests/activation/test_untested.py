@@ -70,7 +70,7 @@ def test_a_torch_that_is_left_as_it_is_is_said_once(tmp_path: Path, version: str
     found = job(tmp_path, "torch", version, "plain", DDPFIX_UNTESTED=untested)
     assert REDUCTION in found.output and not found.trained
     (line,) = found.told
-    way = r"\(nearest: [\d.]+\): \d+ fixes are left out; pip install 'torch==[\d.]+' has them"
+    way = r"\(nearest: [\d.]+\): \d+ fixes are left out; pip install 'torch==[\d.]+' enables them"
     assert re.search(rf"torch {version} was not tested {way}", line)
     assert found.output.count("DDPFIX_UNTESTED=apply was removed in 1.1.0: leave it out") == (untested == "apply")
 
@@ -117,7 +117,8 @@ def test_a_probe_of_compiled_code_leaves_out_the_fix_that_relies_on_it(tmp_path:
     as_newest(tmp_path, "torch")
     found = job(tmp_path, "torch", "2.99.0", "compiled")
     assert REDUCTION in found.output and not found.trained
-    left = "torch.finalize is left out: what the compiled code does differs from torch 2.15.0 (2.99.0 was not tested)"
+    left = "torch.finalize is left out: the behaviour of the compiled code differs from torch 2.15.0 (2.99.0 was not"
+    left += " tested)"
     assert left in found.output and "; 1 left out (changed)" in found.output
 
 

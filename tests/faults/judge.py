@@ -193,7 +193,7 @@ def _told(plan: Plan, end: str, said: List[str], agent: str) -> List[str]:
     """How the user learns of it."""
     lines = [[line for line in text.splitlines() if line.startswith("ddpfix:")] for text in said]
     found = []
-    named = [any(re.search(r"rank \d+ (failed|ended|exited|came to the end)", line) for line in own) for own in lines]
+    named = [any(re.search(r"rank \d+ (failed|ended|exited|reached the end)", line) for line in own) for own in lines]
     if end == ENDED and any(named):
         found.append("every rank" if all(named) else "some ranks")
     if end == ENDED and plan.kind in CAUSES and re.search(CAUSES[plan.kind], agent):
@@ -202,7 +202,7 @@ def _told(plan: Plan, end: str, said: List[str], agent: str) -> List[str]:
         found.append("traceback")
     words = {
         "ranks wait: ": "hang paragraph",
-        "go on after": "a line that it goes on",
+        "ranks continue after": "a line that it goes on",
         "trace": "a line of the trace",
     }
     everything = "\n".join("\n".join(own) for own in lines)

@@ -352,8 +352,8 @@ def test_what_was_replaced_after_us_is_reported(tmp_path: Path) -> None:
         "assert e.current().verify() == []\n"
         "ours, original, other = kit.one, kit.ORIGINALS['one'], type('Thing', (), {'__module__': 'kit'})\n"
         "kit.one, kit.Thing, thing = original, other, kit.Thing\n"
-        "assert e.current().verify() == ['kit.method is not in place any more at Thing.method',"
-        " 'kit.one is not in place any more at kit.one']\n"
+        "assert e.current().verify() == ['kit.method is no longer in place at Thing.method',"
+        " 'kit.one is no longer in place at kit.one']\n"
         "kit.one, kit.Thing = ours, thing\n"
     )
     assert bench.run(more=more).given_back()

@@ -102,7 +102,7 @@ MORE = {
     "reentrant_and_flag": Expected(
         TWICE, "layers.2.", r"a reentrant checkpoint hides layers.2 from find_unused_parameters=True", [NOT_REENTRANT]
     ),
-    "outside_forward": Expected(TWICE, "aux.2.", r"the loss uses aux.2.bias outside of the wrapped", [DO_NOT_FIND]),
+    "outside_forward": Expected(TWICE, "aux.2.", r"the loss uses aux.2.bias outside the wrapped", [DO_NOT_FIND]),
     # No output of the wrapper shows where a step begins.
     "within": Expected(
         UNFINISHED, "net.aux (0.weight,", r"the graph of the loss does not reach net.aux", [FIND, PREPARE], step=None

@@ -69,7 +69,7 @@ ELSEWHERE: Dict[str, Sequence[str]] = {
         "trace/test_memory::test_what_is_kept_of_each_step_is_named",
         "funasr/test_batches::test_lengths_do_not_climb",
     ],
-    "each rank skips other layers": [
+    "each rank skips different layers": [
         "ranks/test_ranks::test_unpatched_trainer_asks_for_unused_parameters_but_ranks_skip_differently",
         "ranks/test_ranks::test_plain_loops",
     ],

@@ -97,7 +97,7 @@ def test_it_is_said_where_ranks_do_not_come_together(outcomes: Dict[str, Ranks],
     (line,) = told(outcomes[f"{how}-shares_out"], "DDPFIX_UNEVEN is off from here on")
     assert "not all ranks asked for batch 2 of a Samples after the same training step" in line
     (line,) = told(outcomes[f"{how}-leaves_alone"], "DDPFIX_UNEVEN is off from here on")
-    assert "another rank has left the loop over a loader before its step 5" in line
+    assert "another rank left its loop over a loader before step 5" in line
     for loop in ("breaks_off", "evaluates", "joined", "catches"):
         assert not told(outcomes[f"{how}-{loop}"], "DDPFIX_UNEVEN is off from here on")
 
@@ -105,7 +105,7 @@ def test_it_is_said_where_ranks_do_not_come_together(outcomes: Dict[str, Ranks],
 def test_what_can_be_read_once_ends_with_the_shortest(outcomes: Dict[str, Ranks]) -> None:
     first, second = steps(outcomes["pad-once"])
     assert first == second and len(first) == min(LENGTHS[:2])
-    assert told(outcomes["pad-once"], "the others' loaders can be read once only")
+    assert told(outcomes["pad-once"], "the other ranks' loaders can be read only once")
 
 
 def test_three_ranks(outcomes: Dict[str, Ranks]) -> None:

@@ -129,8 +129,8 @@ def test_a_script_of_which_nothing_is_asked_is_left_alone(tmp_path: Path) -> Non
     [
         ([], "probe needs a script"),
         (["-m"], "probe needs a script"),
-        (["--steps", "0", "x.py"], "--steps='0': accepted are whole numbers from 1 on"),
-        (["--unused", "perhaps", "x.py"], "DDPFIX_UNUSED='perhaps': accepted are auto"),
+        (["--steps", "0", "x.py"], "--steps='0': expected whole numbers from 1 on"),
+        (["--unused", "perhaps", "x.py"], "DDPFIX_UNUSED='perhaps': expected auto"),
     ],
 )
 def test_bad_input_is_named(words: List[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,8 +35,8 @@ def test_unpatched_the_connection_is_all_that_is_said(tmp_path: Path) -> None:
     "how, place, end",
     [
         ("skips_and_leaves", r" near failing\.py:\d+", "left its process group"),
-        pytest.param("skips", r" near failing\.py:\d+", "came to the end of its program", marks=LONG),
-        pytest.param("skips_last", "", "came to the end of its program", marks=LONG),
+        pytest.param("skips", r" near failing\.py:\d+", "reached the end of its program", marks=LONG),
+        pytest.param("skips_last", "", "reached the end of its program", marks=LONG),
     ],
 )
 def test_a_skipped_backward_is_the_cause(tmp_path: Path, how: str, place: str, end: str) -> None:

@@ -114,7 +114,7 @@ def test_a_rank_that_leaves_its_loop_early_is_named(tmp_path: Path) -> None:
     found = job(tmp_path, "early", DDPFIX="1")
     assert found.code == 1 and found.seconds < 30, found
     told = (
-        "ddpfix: rank 1 came to the end of its program in step 7, and this rank is in step 8. With uneven data,"
+        "ddpfix: rank 1 reached the end of its program in step 7, and this rank is in step 8. With uneven data,"
         " DDPFIX_UNEVEN=stop or pad ends the epoch on all ranks together"
     )
     assert found.last_words() == [told, "done"], found

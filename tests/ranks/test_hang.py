@@ -91,14 +91,14 @@ STAGED: Dict[str, Said] = {
     "stuck_worker": Said(
         "rank 1 has been in DataLoader.__next__", HERE, r"loader worker 0 \(process \d+\) is stopped \(SIGSTOP\)"
     ),
-    "dead_reader": Said("rank 1 has been in DataLoader.__next__", rf"{HERE}: pool.apply", "Its data are stuck"),
-    "slow_reader": Said("rank 1 is in DataLoader.__next__", HERE, "It moves: late, not stuck"),
+    "dead_reader": Said("rank 1 has been in DataLoader.__next__", rf"{HERE}: pool.apply", "Its data loading is stuck"),
+    "slow_reader": Said("rank 1 is in DataLoader.__next__", HERE, "It is moving: late, not stuck"),
     "some_only": Said("(rank 0 waits in all_reduce|torch counts 1 call more on rank 0)", HERE, "on some ranks only"),
     "barrier": Said("(rank 0 waits in barrier|torch counts 1 call more on rank 0)", HERE, "on some ranks only"),
     "sizes": Said("rank 0 waits in all_reduce of 2 float32", HERE, "The calls differ in size or rank"),
     "evaluation": Said("rank 0 (is|has been) in evaluation, evaluate", HERE, "Evaluation on some ranks only"),
     "saving": Said(f"rank 0 {MOVES} in a save, torch.save", HERE, "A save on some ranks only, or a slow file system"),
-    "accumulating": Said("rank 1 is in training without a collective", HERE, "It moves"),
+    "accumulating": Said("rank 1 is in training without a collective", HERE, "It is moving"),
     "windows": Said(r"rank 1 has been .* since step 5 \(micro-batch 1\);", HERE, "stack shows"),
     "stopped": Said(r"rank 1 is stopped \(SIGSTOP\)", r"process \d+ on ", "kill -CONT"),
     "killed_rank": Said(
@@ -132,9 +132,9 @@ STAGED: Dict[str, Said] = {
     "shifted_long": Said(
         "rank 1 waits in all_reduce", HERE, rf"Rank 1 has begun one collective more, at log \({HERE}\)\."
     ),
-    "received": Said("rank 0 waits in recv of 1 float32 from rank 1", HERE, "These are different calls"),
+    "received": Said("rank 0 waits in recv of 1 float32 from rank 1", HERE, "The calls differ"),
     "monitored": Said(r"rank 1 is stopped \(SIGSTOP\)", r"process \d+ on ", "kill -CONT"),
-    "debugged": Said("rank 1 has been in a debugger", HERE, "Somebody debugs it: nothing is ended"),
+    "debugged": Said("rank 1 has been in a debugger", HERE, "It is being debugged: ddpfix ends no process"),
 }
 # Waits that a program has limited, and goes on after.
 GIVE_UP = ("waits_for_a_while", "group_gives_up", "asks_the_store", "gives_up_elsewhere")
@@ -160,7 +160,7 @@ def test_one_paragraph_names_rank_place_and_cause(name: str) -> None:
     if name == "saving":
         # It goes on, and is not ended.
         assert "The job goes on waiting" in told and all(rank.notes["done"] for rank in ended.ranks), ended
-        assert "the ranks that waited go on after" in ended.ranks[0].log, ended
+        assert "the waiting ranks continue after" in ended.ranks[0].log, ended
     elif name == "debugged":
         assert ended.ranks[1].hung and all("DDPFIX_HANG_EXIT has" not in rank.log for rank in ended.ranks), ended
     else:

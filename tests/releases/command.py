@@ -103,7 +103,7 @@ class _Run:
         names = {each.lower(): each for each in self.matrix.toolkits}
         names.update({each.lower(): toolkit for toolkit, each in self.matrix.toolkits.items()})
         if name.lower() not in names:
-            raise DriftError(f"{name!r} is no toolkit of the matrix; accepted are {', '.join(self.matrix.toolkits)}")
+            raise DriftError(f"{name!r} is no toolkit of the matrix; expected {', '.join(self.matrix.toolkits)}")
         return names[name.lower()], _version(version) if equal else None
 
     def _refuse_what_makes_no_sense(self, package: Optional[str], version: Optional[Version]) -> None:

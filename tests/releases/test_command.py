@@ -92,7 +92,7 @@ def test_without_a_tested_release_nothing_holds(tmp_path: Path, capsys: Any, mon
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["nothing==1"], "'nothing' is no toolkit of the matrix; accepted are torch, "),
+        (["nothing==1"], "'nothing' is no toolkit of the matrix; expected torch, "),
         (["funasr==one"], "'one' is not a version"),
         (["funasr=="], "'' is not a version"),
         (["funasr", "--from", "."], "--from needs the release beside it"),

@@ -109,7 +109,7 @@ def test_an_error_in_the_yaml_has_file_and_line_and_what_was_compiled_stays(chec
     yaml.write_text(yaml.read_text(encoding="utf-8").replace("schema: 2", "schema: 1"), encoding="utf-8")
     (line,) = run(checkout, *loader.COMPILE.split()[1:])
     number = yaml.read_text(encoding="utf-8").splitlines().index("schema: 1") + 1
-    assert line == f"{yaml}:{number}: schema '1' is not known; accepted are 2"
+    assert line == f"{yaml}:{number}: schema '1' is not known; expected 2"
     assert (checkout / "ddpfix" / compiled.NAME).read_bytes() == before
 
 

@@ -161,7 +161,7 @@ def test_an_unknown_package_is_left_alone_with_one_line(tmp_path: Path) -> None:
         "print(found.toolkits['ddpfix_kit'], found.patches[0].state)\n",
         [tmp_path],
     )
-    line = "ddpfix: the package ddpfix_kit is not a release that ddpfix knows: it is left unchanged"
+    line = "ddpfix: the package ddpfix_kit is not a known release: it is left unchanged"
     assert lines == [line, "unrecognised skip"]
 
 

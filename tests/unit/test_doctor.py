@@ -161,7 +161,7 @@ def test_settings_that_are_refused_and_a_home_that_cannot_be_written(
     code, output, errors = shown(capsys)
     assert code == 1 and not errors
     flat = " ".join(output.split())
-    assert "blocks: DDPFIX_UNUSED='always': accepted are auto, find" in flat
+    assert "blocks: DDPFIX_UNUSED='always': expected auto, find" in flat
     assert "blocks: DDPFIX='maybe' is neither on (1, true, yes, on) nor off" in flat
     assert "off (from DDPFIX_LOG)" in flat
 
@@ -180,7 +180,7 @@ def test_under_ddpfix_the_states_are_those_of_this_process(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("word", ["0", "-1", "nan", "soon", "1e9"])
 def test_a_limit_that_is_none(word: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="accepted are seconds from 1 to 86400"):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected seconds from 1 to 86400"):
         command._seconds(word)
 
 
@@ -213,7 +213,7 @@ def test_settings_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     environ = {"DDPFIX_UNUSED": "never", "DDPFIX_SEED": "7", "DDPFIX_TORCH_FLAG": "0", "DDPFIX_XYZZY": "1"}
     values, errors = choices.read(whole, environ)
     assert (values["unused"], values["seed"], values.switched("torch.flag")) == ("auto", "7", "0")
-    assert len(errors) == 2 and "accepted are auto, find" in errors[0] and "DDPFIX_XYZZY is not a setting" in errors[1]
+    assert len(errors) == 2 and "expected auto, find" in errors[0] and "DDPFIX_XYZZY is not a setting" in errors[1]
     (tmp_path / "pyproject.toml").write_text('[tool.ddpfix]\nunused = "yes"\n')
     values, errors = choices.read(whole, {"DDPFIX_SEED": "7"})
     assert values["seed"] == "7" and len(errors) == 1 and "pyproject.toml" in errors[0]

@@ -102,7 +102,7 @@ def test_a_renamed_setting_or_switch_works(names: None, tmp_path: Path) -> None:
     assert settings.read({}, patches, {}, tmp_path)["seed"] == "3"
     found = settings.read({}, patches, {"DDPFIX_SEEDS": "4"}, tmp_path)
     assert found["seed"] == "4" and found.gone[-1] == _renamed("DDPFIX_SEEDS", "DDPFIX_SEED")
-    with pytest.raises(settings.SettingsError, match="DDPFIX_SEEDS='x': accepted are auto, an integer"):
+    with pytest.raises(settings.SettingsError, match="DDPFIX_SEEDS='x': expected auto, an integer"):
         settings.read({}, patches, {"DDPFIX_SEEDS": "x"}, tmp_path)
 
 

@@ -198,7 +198,7 @@ def test_a_late_rank_that_spins_waits_for_its_gpu_or_computes() -> None:
     assert found is not None and (found.cause, found.ranks) == (words.SLOW, [1])
     assert "rank 1 has been in _maybe_opt_step of amp/grad_scaler.py (train.py:88) for 305 s" in found.text
     assert "rank 0 waits for the GPU of step 3" in found.text
-    assert "It waits for its GPU, or computes" in found.text
+    assert "It is waiting for its GPU, or computing" in found.text
 
 
 def test_a_rank_that_sleeps_while_others_wait_for_their_gpus() -> None:

@@ -164,22 +164,22 @@ BAD = {
     "not YAML": ("schema: 2", "schema: [2", "toolkits:", "not valid YAML"),
     "tab": ("  transformers: transformers\n", "\ttransformers: t\n", "\ttransformers", "not valid YAML"),
     "two documents": ("tested:\n", "---\ntested:\n", "---", "not valid YAML"),
-    "schema 1": (GOOD, "schema: 1\ntoolkits: {}\npatches: {}\nrows: []\n", "schema", "accepted are 2"),
-    "unknown schema": ("schema: 2", "schema: 3", "schema", "accepted are 2"),
+    "schema 1": (GOOD, "schema: 1\ntoolkits: {}\npatches: {}\nrows: []\n", "schema", "expected 2"),
+    "unknown schema": ("schema: 2", "schema: 3", "schema", "expected 2"),
     "no schema": ("schema: 2\n", "", "toolkits", "schema missing"),
-    "unknown key at the top": ("tested:\n", "colour: red\ntested:\n", "colour", "accepted are schema, toolkits"),
+    "unknown key at the top": ("tested:\n", "colour: red\ntested:\n", "colour", "expected schema, toolkits"),
     "unknown key in a patch": (
         "    code:",
         "    cod:",
         "    cod:",
-        "accepted are toolkit, problem, evidence, rows, code",
+        "expected toolkit, problem, evidence, rows, code",
     ),
-    "unknown key in a row": ("        why: another", "        way: a", "        way:", "accepted are why, from, to"),
+    "unknown key in a row": ("        why: another", "        way: a", "        way:", "expected why, from, to"),
     "unknown key in a target": (
         "{at: forward, call:",
         "{at: forward, wants:",
         "{at: forward",
-        "accepted are at, expects",
+        "expected at, expects",
     ),
     "missing key": ("        why: another\n", "", '- from: "2.1"', "why missing"),
     "a key twice": ("        why: another", "        why: one\n        why: another", "        why: another", "twice"),
@@ -189,7 +189,7 @@ BAD = {
         "toolkits:",
         "'torch' is missing",
     ),
-    "unknown toolkit": ("toolkit: torch", "toolkit: tocrh", "tocrh", "accepted are torch, transformers"),
+    "unknown toolkit": ("toolkit: torch", "toolkit: tocrh", "tocrh", "expected torch, transformers"),
     "unknown code file": (
         "torch.unused.flag:decide",
         "torch.unsued:find",
@@ -210,11 +210,11 @@ BAD = {
         "function in patches/torch/unused/flag.py",
     ),
     "a list of calls": ("call: user_choice", "call: [user_choice]", "call: [", "a plain value is expected"),
-    "unknown setting": ("setting: unused", "setting: unsued", "unsued", "accepted are unused, layerdrop"),
-    "unknown value": ("[auto, find]", "[auto, fnid]", "fnid", "accepted are auto, find, late, static, off"),
+    "unknown setting": ("setting: unused", "setting: unsued", "unsued", "expected unused, layerdrop"),
+    "unknown value": ("[auto, find]", "[auto, fnid]", "fnid", "expected auto, find, late, static, off"),
     "off as a bool": ("[auto, find]", "[auto, off]", "[auto, off]", "not bool (put it in quotes)"),
-    "instead of a value that is not in when": ("{find: auto}", "{late: auto}", "{late", "accepted are auto, find"),
-    "instead by what is none of its own": ("{find: auto}", "{find: find}", "{find", "accepted are auto"),
+    "instead of a value that is not in when": ("{find: auto}", "{late: auto}", "{late", "expected auto, find"),
+    "instead by what is none of its own": ("{find: auto}", "{find: find}", "{find", "expected auto"),
     "a hash that is none": ("54cfe6d62560", "54cfe6d6256x", "54cfe6d6256x", "12 hexadecimal digits"),
     "a hash that is no list": ('["54cfe6d62560"]', '"54cfe6d62560"', "examined", "a list is expected here"),
     "an unknown need": (
@@ -243,7 +243,7 @@ BAD = {
     ),
     "when without setting": ("    setting: unused\n", "", "when", "needs a setting"),
     "patch id without dot": ("  torch.flag:\n", "  torch_flag:\n", "  torch_flag", "'toolkit.fix'"),
-    "unknown place": ("- forward\n", "- backward\n", "- backward", "no place of torch; accepted are forward, a target"),
+    "unknown place": ("- forward\n", "- backward\n", "- backward", "no place of torch; expected forward, a target"),
     "a place that no row names": (
         "      forward: {at",
         '      more: "torch.nn:Module.half"\n      forward: {at',
@@ -257,7 +257,7 @@ BAD = {
         "not the name of a place",
     ),
     "a place without colon": ('"torch.nn:Module.forward"', "torch.nn", "at: torch.nn", "'package.module:Class.method'"),
-    "a place of another key": ("expects: [self]", "call: user_choice", "{at: ", "accepted are at, expects"),
+    "a place of another key": ("expects: [self]", "call: user_choice", "{at: ", "expected at, expects"),
     "a list of places": ("      forward: {at", "      - {at", "    places", "a mapping is expected"),
     "no from": ('- from: "2.1"\n', "-\n", 'targets:\n          - {at: "torch.nn:L', "from missing"),
     "no to at the end": ('        to: "2.16"\n', "", LAST_ROW, "to missing"),
@@ -279,13 +279,13 @@ BAD = {
     "no rows": (GOOD[GOOD.index("    rows:") : GOOD.index("tested:")], "    rows: []\n", "    rows:", "has no row"),
     "rows missing": (GOOD[GOOD.index("    rows:") : GOOD.index("tested:")], "", "  torch.flag", "rows missing"),
     "tested version unreadable": (VERSIONS, '["two"]', '["two"]', "write it like"),
-    "tested of an unknown toolkit": ("tested:\n  torch:", "tested:\n  tocrh:", "  tocrh", "accepted are torch, transf"),
-    "unknown key in tested": ("    except:", "    but:", "    but:", "accepted are versions, except"),
+    "tested of an unknown toolkit": ("tested:\n  torch:", "tested:\n  tocrh:", "  tocrh", "expected torch, transf"),
+    "unknown key in tested": ("    except:", "    but:", "    but:", "expected versions, except"),
     "except for an unknown patch": (
         "      torch.flag: [",
         "      torch.used: [",
         "torch.used",
-        "accepted are torch.flag",
+        "expected torch.flag",
     ),
     "no exceptions": ('torch.flag: ["2.4.1"]', "torch.flag: []", "torch.flag: []", "at least one version"),
     "no tested version": (VERSIONS, "[]", "versions: []", "at least one version"),
@@ -302,7 +302,7 @@ BAD = {
         "'package.module:Class.method'",
     ),
     "target with half a star": ("torch.nn:Linear.forward", "torch.nn:*Linear", "torch.nn:*", "'package.module:Class.m"),
-    "target in no toolkit": ("torch.nn:Linear.forward", "numpy:array", "numpy", "accepted are torch, transformers"),
+    "target in no toolkit": ("torch.nn:Linear.forward", "numpy:array", "numpy", "expected torch, transformers"),
     "target of nothing": ("{at: forward, call: user_choice}", "{at: forward}", "{at: forward}", "is a plain text"),
     "before what has something in it": ("call: user_choice", "moment: before", "{at: forward", "'package.module:*'"),
     "a list for a mapping": (
@@ -316,7 +316,7 @@ BAD = {
     "nothing for a text": ("why: a reason", "why:", "why:", "a text is expected here, not null"),
     "an empty text": ("why: a reason", 'why: "  "', "why:", "this one is empty"),
     "a date for a text": ("why: a reason", "why: 2024-01-01", "why:", "not timestamp (put it in quotes)"),
-    "unknown status": ("status: not-affected", "status: fixed", "fixed", "accepted are cured, not-cured, not-affected"),
+    "unknown status": ("status: not-affected", "status: fixed", "fixed", "expected cured, not-cured, not-affected"),
     "not a mapping at all": (GOOD, "just a text\n", "just", "a mapping is expected here"),
     "empty": (GOOD, "", "", "expected are schema, toolkits, patches, tested"),
 }
@@ -561,7 +561,7 @@ def test_a_toolkit_may_name_the_file_that_tells_its_version(tmp_path: Path) -> N
     line, message = refusal(tmp_path, good.replace("version.txt", "../version.txt"))
     assert line == 3 and "is not the name of a file in the package" in message
     line, message = refusal(tmp_path, good.replace("version_file: version.txt", "file: version.txt"))
-    assert line == 3 and "accepted are distribution, version_file" in message
+    assert line == 3 and "expected distribution, version_file" in message
 
 
 def test_a_patch_may_be_off_by_default(tmp_path: Path) -> None:
@@ -569,7 +569,7 @@ def test_a_patch_may_be_off_by_default(tmp_path: Path) -> None:
     off = GOOD.replace("    problem:", '    default: "off"\n    problem:', 1)
     assert not load(tmp_path, off).patches["torch.flag"].default
     line, message = refusal(tmp_path, off.replace('"off"', "never"))
-    assert line == line_of(off, "    default") and "accepted are on, off" in message
+    assert line == line_of(off, "    default") and "expected on, off" in message
 
 
 MARKED = GOOD.replace(
@@ -602,13 +602,13 @@ BAD_MARKS = {
         "        no_files:",
         "        nofiles:",
         "nofiles",
-        "accepted are version, files, no_files, words, no_",
+        "expected version, files, no_files, words, no_",
     ),
     "unknown key beside marks": (
         "    marks:",
         "    signs:",
         "signs",
-        "accepted are distribution, version_file, marks, pl",
+        "expected distribution, version_file, marks, pl",
     ),
     "no version": ('{version: "1.0", words', "{words", "- {words", "version missing"),
     "a version that is none": ('"1.0"', "main", "{version: main", "is not a version"),

@@ -139,8 +139,8 @@ def test_what_the_newest_release_no_longer_needs_is_no_fix_of_a_newer_one() -> N
     ("version", "wish", "told"),
     [
         ("1.10", "unchanged", "1 fix is applied where the code is unchanged there"),
-        ("1.10", "off", "1 fix is left out; pip install 'kit==1.9.3' has it"),
-        ("2.0.1", "unchanged", "1 fix is left out; pip install 'kit==1.9.3' has it"),
+        ("1.10", "off", "1 fix is left out; pip install 'kit==1.9.3' enables it"),
+        ("2.0.1", "unchanged", "1 fix is left out; pip install 'kit==1.9.3' enables it"),
         ("1.4.0", "off", None),
         ("1.4.1", "unchanged", "1 fix is applied where the code is unchanged there"),
     ],

@@ -60,7 +60,7 @@ def test_a_number_or_off() -> None:
     assert settle().number("cache") is None
     assert settle(environ={"DDPFIX_CACHE": "50"}).number("cache") == 50
     for wrong in ("0", "-1", "2.5", "often"):
-        with pytest.raises(SettingsError, match="argument cache=.*accepted are off, an integer"):
+        with pytest.raises(SettingsError, match="argument cache=.*expected off, an integer"):
             settle({"cache": wrong})
 
 
@@ -73,7 +73,7 @@ def test_a_folder_keeps_its_case_and_is_absolute(tmp_path: Path, monkeypatch: py
     assert settle({"trace": "~/T"})["trace"] == str(tmp_path / "Home" / "T")
     assert settle(environ={"DDPFIX_TRACE": "OFF"})["trace"] == "off"
     for wrong in ("1", "True", "none", "a\0b"):
-        with pytest.raises(SettingsError, match="argument trace=.*accepted are off, a folder"):
+        with pytest.raises(SettingsError, match="argument trace=.*expected off, a folder"):
             settle({"trace": wrong})
 
 
@@ -148,9 +148,9 @@ def test_an_empty_variable_is_not_set(word: str, tmp_path: Path) -> None:
     assert dict(found.values) == {**settle().values, "log": "debug"}
     assert dict(found.switches) == {} and dict(found.sources) == {"log": "pyproject.toml [tool.ddpfix] log"}
     # What is written down is meant: an empty argument or value of the file is refused.
-    with pytest.raises(SettingsError, match="argument log=.*accepted are debug"):
+    with pytest.raises(SettingsError, match="argument log=.*expected debug"):
         settle({"log": word})
-    with pytest.raises(SettingsError, match="unused=.*accepted are auto"):
+    with pytest.raises(SettingsError, match="unused=.*expected auto"):
         settle(pyproject='[tool.ddpfix]\nunused = ""\n', folder=tmp_path)
 
 
@@ -173,13 +173,13 @@ def test_words_are_read_as_written_by_people() -> None:
 @pytest.mark.parametrize(
     ("environ", "parts"),
     [
-        ({"DDPFIX_UNUSED": "sometimes"}, ["DDPFIX_UNUSED='sometimes'", "accepted are auto, find, late, static, off"]),
+        ({"DDPFIX_UNUSED": "sometimes"}, ["DDPFIX_UNUSED='sometimes'", "expected auto, find, late, static, off"]),
         ({"DDPFIX_UNSUED": "find"}, ["DDPFIX_UNSUED is not a setting (did you mean DDPFIX_UNUSED or "]),
         ({"DDPFIX_LAYER_DROP": "off"}, ["DDPFIX_LAYER_DROP", "did you mean DDPFIX_LAYERDROP?"]),
         ({"DDPFIX_TRANSFORMER_LAYERDROP": "0"}, ["did you mean DDPFIX_TRANSFORMERS_LAYERDROP or "]),
-        ({"DDPFIX_TORCH_FLAG": "maybe"}, ["DDPFIX_TORCH_FLAG='maybe'", "accepted are 0, 1, force"]),
+        ({"DDPFIX_TORCH_FLAG": "maybe"}, ["DDPFIX_TORCH_FLAG='maybe'", "expected 0, 1, force"]),
         ({"DDPFIX_XYZZY": "1"}, ["DDPFIX_XYZZY is not a setting (python -m ddpfix plan --help lists them)"]),
-        ({"DDPFIX_SEED": "-1"}, ["DDPFIX_SEED='-1'", "accepted are auto, an integer"]),
+        ({"DDPFIX_SEED": "-1"}, ["DDPFIX_SEED='-1'", "expected auto, an integer"]),
         ({"DDPFIX_SEED": "an integer"}, ["DDPFIX_SEED='an integer'"]),
         ({"DDPFIX_SEED": "9" * 5000}, ["DDPFIX_SEED=", "an integer"]),
         ({"DDPFIX_SEED": str(2**63)}, ["DDPFIX_SEED=", "an integer"]),
@@ -199,9 +199,9 @@ def test_errors_name_the_variable_and_what_is_accepted(environ: Dict[str, str], 
     ("environ", "line"),
     [
         ({"DDPFIX_HAGN": "50"}, "DDPFIX_HAGN is not a setting: it is ignored (did you mean DDPFIX_HANG?)"),
-        ({"DDPFIX_HANG": "long"}, "DDPFIX_HANG='long': accepted are off, seconds (up to a week). 300 is used instead"),
-        ({"DDPFIX_TORCH_HANG": "no"}, "DDPFIX_TORCH_HANG='no': accepted are 0, 1, force. It is ignored"),
-        *[({"DDPFIX_TIMEOUT": word}, f"DDPFIX_TIMEOUT='{word}': accepted are") for word in ("0", "nan", "inf", "x")],
+        ({"DDPFIX_HANG": "long"}, "DDPFIX_HANG='long': expected off, seconds (up to a week). 300 is used instead"),
+        ({"DDPFIX_TORCH_HANG": "no"}, "DDPFIX_TORCH_HANG='no': expected 0, 1, force. It is ignored"),
+        *[({"DDPFIX_TIMEOUT": word}, f"DDPFIX_TIMEOUT='{word}': expected") for word in ("0", "nan", "inf", "x")],
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -266,7 +266,7 @@ def test_no_name_gives_another_error(name: str) -> None:
     try:
         settle({name: "0"})
     except SettingsError as error:
-        assert "accepted are" in str(error) or "is not a setting (" in str(error)
+        assert "expected" in str(error) or "is not a setting (" in str(error)
 
 
 CODE = "from ddpfix.matrix import settings; print(settings.read({}, ['torch.flag'])['unused'])"

@@ -24,7 +24,7 @@ def test_the_nearest_value_is_taken_and_logged(
     monkeypatch.setattr(log, "info", lines.append)
     site = Site("wenet.uneven", settings.read(requested, [], environ={}), instead={"auto": "join", "pad": "join"})
     assert policy(site, "WeNet") == taken
-    assert lines == (["WeNet has no uneven=pad, so it uses uneven=join"] if is_logged else [])
+    assert lines == (["WeNet does not support uneven=pad: ddpfix uses uneven=join"] if is_logged else [])
 
 
 def test_the_matrix_says_which_values_a_toolkit_does_not_have() -> None:

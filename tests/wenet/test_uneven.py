@@ -153,7 +153,7 @@ def test_a_rank_that_fails_ends_all_with_the_cause(runs: Runs, name: str, cause:
 def test_sharded_models_stop_together_however_slow_a_rank_is(runs: Runs) -> None:
     assert runs.as_by_hand("fsdp", trained((3, 5)), stop=True)
     assert runs.as_by_hand("slow", trained((4, 4)))
-    assert "torch_fsdp has no uneven=join, so it uses uneven=stop" in runs["fsdp_join"].logs[0]
+    assert "torch_fsdp does not support uneven=join: ddpfix uses uneven=stop" in runs["fsdp_join"].logs[0]
 
 
 @pytest.mark.patches("wenet.barrier")
@@ -166,7 +166,7 @@ def test_without_agreement_the_barrier_works_as_on_older_torch(runs: Runs) -> No
 @pytest.mark.patches("wenet.uneven")
 def test_what_wenet_does_not_have_is_logged(runs: Runs) -> None:
     assert runs["asked_pad"].well()
-    assert runs["asked_pad"].logs[0].count("WeNet has no uneven=pad, so it uses uneven=join") == 1
+    assert runs["asked_pad"].logs[0].count("WeNet does not support uneven=pad: ddpfix uses uneven=join") == 1
     assert "no uneven=" not in runs["uneven"].logs[0]
 
 

@@ -41,7 +41,7 @@ def _seconds(word: str) -> float:
     except ValueError:
         value = 0.0
     if not 1 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{word!r}: accepted are seconds from 1 to 86400")
+        raise argparse.ArgumentTypeError(f"{word!r}: expected seconds from 1 to 86400")
     return value
 
 

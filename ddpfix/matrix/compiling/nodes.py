@@ -37,7 +37,7 @@ class Node:
             if name in found:
                 key.fail(f"{name!r} stands twice in this mapping")
             if optional is not None and name not in required and name not in optional:
-                key.fail(f"{name!r} is not known; accepted are {', '.join([*required, *optional])}")
+                key.fail(f"{name!r} is not known; expected {', '.join([*required, *optional])}")
             found[name] = Node(value_node, self.path, key_node)
         missing = [name for name in required if name not in found]
         if missing:
@@ -66,7 +66,7 @@ class Node:
     def choice(self, accepted: Sequence[str], what: str) -> str:
         word = self.text()
         if word not in accepted:
-            self.fail(f"{what} {word!r} is not known; accepted are {', '.join(accepted)}")
+            self.fail(f"{what} {word!r} is not known; expected {', '.join(accepted)}")
         return word
 
     def version(self) -> Version:

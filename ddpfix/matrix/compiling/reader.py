@@ -144,7 +144,7 @@ def _instead(node: Node, when: Sequence[str]) -> Dict[str, str]:
     own = [value for value in when if value not in entries]
     for name, item in entries.items():
         if name not in when:
-            item.fail(f"{name!r} is not among the values in when; accepted are {', '.join(when) or 'none'}")
+            item.fail(f"{name!r} is not among the values in when; expected {', '.join(when) or 'none'}")
         item.choice(own, f"value in place of {name}")
     return {name: item.text() for name, item in entries.items()}
 
@@ -163,7 +163,7 @@ def _hashes(node: Node, toolkits: Toolkits) -> Tuple[Dict[str, Tuple[str, ...]],
     parameters: Dict[str, str] = {}
     for toolkit, entry in node.mapping(optional=None).items():
         if toolkit not in toolkits.names:
-            entry.fail(f"toolkit {toolkit!r} is not known; accepted are {', '.join(toolkits.names)}")
+            entry.fail(f"toolkit {toolkit!r} is not known; expected {', '.join(toolkits.names)}")
         keys = entry.mapping(required=("release", "code", "parameters"))
         keys["release"].version()
         for place, item in keys["code"].mapping(optional=None).items():
@@ -176,7 +176,7 @@ def _hashes(node: Node, toolkits: Toolkits) -> Tuple[Dict[str, Tuple[str, ...]],
 def _hash(node: Node) -> str:
     text = node.text()
     if not _HASH.match(text):
-        node.fail(f"{text!r} is no hash of code; accepted are 12 hexadecimal digits, quoted")
+        node.fail(f"{text!r} is no hash of code; expected 12 hexadecimal digits, quoted")
     return text
 
 
@@ -197,7 +197,7 @@ def _order(nodes: Mapping[str, Node], patches: Mapping[str, Patch]) -> Tuple[str
     for name in waiting:
         for other in patches[name].after:
             if other not in patches:
-                nodes[name].fail(f"patch {name!r} cannot be after {other!r}; accepted are {', '.join(sorted(patches))}")
+                nodes[name].fail(f"patch {name!r} cannot be after {other!r}; expected {', '.join(sorted(patches))}")
     while waiting:
         ready = next((name for name in waiting if all(other in found for other in patches[name].after)), None)
         if ready is None:
@@ -213,4 +213,4 @@ def _refuse_unknown_needs(nodes: Mapping[str, Node], patches: Mapping[str, Patch
         for need in patch.needs:
             if need not in patches or need == name or patches[need].needs:
                 known = ", ".join(other for other in patches if other != name and not patches[other].needs)
-                nodes[name].fail(f"patch {name!r} cannot need {need!r}; accepted are {known}")
+                nodes[name].fail(f"patch {name!r} cannot need {need!r}; expected {known}")

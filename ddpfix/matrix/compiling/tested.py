@@ -55,7 +55,7 @@ def with_tested(untested: Matrix, node: Node) -> Matrix:
 
 def _refuse_unknown(what: str, name: str, node: Node, known: Iterable[str]) -> None:
     if name not in known:
-        node.fail(f"{what} {name!r} is not known; accepted are {', '.join(known)}")
+        node.fail(f"{what} {name!r} is not known; expected {', '.join(known)}")
 
 
 def _toolkit(toolkit: str, node: Node, whole: Matrix) -> Tested:

@@ -43,7 +43,7 @@ class Toolkits:
         known = {place: owner for owner in ("torch", toolkit) for place in self.places.get(owner, {})}
         if name not in known:
             accepted = ", ".join([*known, "a target like 'package.module:Class.method'"])
-            node.fail(f"{name!r} is no place of {toolkit}; accepted are {accepted}")
+            node.fail(f"{name!r} is no place of {toolkit}; expected {accepted}")
         self._used.add((known[name], name))
         return self.places[known[name]][name]
 
@@ -55,7 +55,7 @@ class Toolkits:
         module, _, attribute = text.partition(":")
         # Only imports of toolkits are watched: a patch on anything else would wait for ever.
         if module.partition(".")[0] not in self.names:
-            node.fail(f"{text!r} is in no toolkit; accepted are {', '.join(self.names)}")
+            node.fail(f"{text!r} is in no toolkit; expected {', '.join(self.names)}")
         return module, attribute
 
     def refuse_unused(self) -> None:

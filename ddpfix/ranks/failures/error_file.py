@@ -24,7 +24,7 @@ def write(error: BaseException) -> bool:
 
         get_error_handler().record_exception(error)
     except Exception as problem:
-        log.debug(f"torch elastic is not told of {error!r}: {problem!r}")
+        log.debug(f"{error!r} could not be reported to torch elastic: {problem!r}")
         _discard(path)
         return False
     return True
@@ -78,7 +78,7 @@ def write_text(message: str, trace: str) -> bool:
             file.write(System.json({"message": {"message": message, "extraInfo": about}}))
         os.replace(part, path)
     except OSError as problem:
-        log.debug(f"torch elastic is not told of {message}: {problem!r}")
+        log.debug(f"{message} could not be reported to torch elastic: {problem!r}")
         _discard(part)
         return False
     return True

@@ -18,14 +18,14 @@ _EXIT_CODE = 49
 ENDED = ("Z", "X")
 # What ends a process by these signals, mostly.
 _USUAL = {
-    "SIGABRT": "as when gloo meets different sizes, or NCCL's watchdog a time-out",
+    "SIGABRT": "as when gloo receives different sizes, or NCCL's watchdog finds a time-out",
     "SIGKILL": "as when the system runs out of memory",
     "SIGTERM": "as when a launcher or a scheduler ends the job",
     "SIGBUS": "as when /dev/shm is full",
 }
 _UNKNOWN = (
-    "It was ended by a signal or called os._exit: torchrun prints its exit code (-6: gloo met different sizes, -9: out"
-    " of memory)"
+    "It was ended by a signal or called os._exit: torchrun prints its exit code (-6: gloo received different sizes, -9:"
+    " out of memory)"
 )
 
 

@@ -147,7 +147,7 @@ class Sentinel:
         if failure is not None:
             self._failed(failure)
             return
-        how = "came to the end of its program" if self._main.returned() else "exited"
+        how = "reached the end of its program" if self._main.returned() else "exited"
         self._leave_well(how)
 
     def _leave_well(self, how: str) -> None:
@@ -194,7 +194,10 @@ class Sentinel:
             return f"{end.text}. {differ}"
         alone = self._called_alone(Called(*end.called))
         if alone:
-            return f"{end.text}, without the collective in which this rank fails, {alone}. Call it on all ranks or none"
+            return (
+                f"{end.text}, without calling the collective in which this rank fails ({alone}). Call it on all ranks"
+                " or none"
+            )
         if end.step is None or step is None or step <= end.step:
             return end.text
         return (
@@ -223,7 +226,7 @@ class Sentinel:
         try:
             return self._cause or self._left_behind() or self._silent()
         except StoreLostError as error:
-            return f"{error}, before this rank could read why: rank 0's, unless a launcher keeps the store"
+            return f"{error} before this rank could read the cause; it was rank 0, unless a launcher hosts the store"
         except Exception as error:
             log.debug(f"the store does not answer: {error!r}")
             return ""

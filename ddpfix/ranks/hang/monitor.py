@@ -39,7 +39,7 @@ PART = 0.5
 _CONNECTIONS = 256
 # Seconds that the end of a process waits for the thread.
 _SHORT = 2.0
-_LEAVES = {"left": "has left its process group", "ended": "has come to the end of its program"}
+_LEAVES = {"left": "has left its process group", "ended": "has reached the end of its program"}
 _ABSENT = {
     processes.GONE: (GONE, "ended without a word: process {0.pid} on {0.host} has exited"),
     processes.STOPPED: (STOPPED, "is stopped (SIGSTOP): process {0.pid} on {0.host}"),
@@ -133,7 +133,7 @@ class Monitor:
             self._number = self._alarms.alarm()
             self._limit()
         except Exception as error:
-            log.debug(f"no hang is seen: the store does not answer: {error!r}")
+            log.debug(f"hangs are not detected: the store does not answer: {error!r}")
             return False
         return True
 
@@ -142,7 +142,7 @@ class Monitor:
         try:
             self._round()
         except Exception as error:
-            log.debug(f"a look at where the ranks are has failed: {error!r}")
+            log.debug(f"could not check where the ranks are: {error!r}")
 
     def _pause(self) -> float:
         """Seconds between two looks."""
@@ -270,7 +270,7 @@ class Monitor:
         """A collective has begun since the alarm."""
         if alarm.is_ours and alarm.told is not None and alarm.told.text:
             waited = alarm.since + System.monotonic() - alarm.at
-            log.on_every_rank(f"the ranks that waited go on after {waited:.0f} s")
+            log.on_every_rank(f"the waiting ranks continue after {waited:.0f} s")
         self._alarm = None
 
     def _keeper_is_stopped(self) -> bool:
@@ -296,7 +296,7 @@ class Monitor:
 
 
 def _end_process(cause: str) -> None:
-    log.error("DDPFIX_HANG_EXIT has passed, so this process is ended")
+    log.error("DDPFIX_HANG_EXIT has passed: ddpfix ends this process")
     error_file.write_text(cause, cause)
     _flush_files()
     os._exit(1)
@@ -329,6 +329,6 @@ def write_stacks(where: str, rank: int, text: str) -> bool:
             with contextlib.suppress(OSError):
                 file.write("\n")
     except (OSError, ValueError) as error:
-        log.debug(f"no stacks are written into {where}: {error!r}")
+        log.debug(f"could not write stacks to {where}: {error!r}")
         return False
     return True

@@ -33,7 +33,7 @@ _SOME_ONLY = "A collective on some ranks only (a log, a metric, a save)? Call it
 _GPU_BEHIND = "Check that GPU: nvidia-smi, and the kernel log (dmesg, Xid)"
 _HINTS = {
     "stopped": "kill -CONT resumes it",
-    "traced": "A debugger holds it: nothing is ended",
+    "traced": "A debugger holds it: ddpfix ends no process",
     "silent": "C code that holds the GIL, a machine that is down, or a program without ddpfix?",
 }
 
@@ -72,7 +72,7 @@ def absent(how: str, those: Sequence[Absent], waiting: Sequence[Position]) -> Fo
     """Ranks that do not answer."""
     ranks = [each.rank for each in those]
     told = ";\n".join(f"rank {each.rank} {each.text}" for each in those[:3])
-    more = f"; so are {several(ranks[3:])}" if len(ranks) > 3 else ""
+    more = f"; likewise {several(ranks[3:])}" if len(ranks) > 3 else ""
     is_uneven = how == "left" and _is_behind(those[0].step, waiting)
     advice = _uneven(waiting) if is_uneven else those[0].hint or _HINTS.get(how, "")
     return Found(UNEVEN if is_uneven else ABSENT, ranks, f"{told}{more};\n{_waiters(waiting)}", advice)
@@ -169,12 +169,12 @@ def _wait(each: Position) -> str:
 def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
     """Return why a rank is late, and what to do."""
     if each.phase == places.DEBUGGER:
-        return DEBUGGER, "Somebody debugs it: nothing is ended"
+        return DEBUGGER, "It is being debugged: ddpfix ends no process"
     if _is_past_its_data(each, waiting):
         return UNEVEN, _uneven(waiting)
     if each.phase == places.ENDED:
         return ABSENT, "Its other threads may still run"
-    pace = "It moves: late, not stuck" if each.moving else _standing(each)
+    pace = "It is moving: late, not stuck" if each.moving else _standing(each)
     if each.phase == places.EVALUATION:
         return EVALUATION, (
             f"{pace}. Evaluation on some ranks only: the others wait in their next collective, and fail after the time"
@@ -184,13 +184,13 @@ def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
         return SAVE, f"{pace}. A save on some ranks only, or a slow file system: the others wait until it is done"
     if each.phase == places.LOADER:
         return LOADER, f"{pace}. {_reading(each)}"
-    return SLOW, f"{pace}. Its stack shows what it does"
+    return SLOW, f"{pace}. Its stack shows what it is doing"
 
 
 def _standing(each: Position) -> str:
     if each.phase == places.DEVICE:
-        return "It waits for its GPU, or computes"
-    return "It does not move" if each.idle else "It computes: late, perhaps not stuck"
+        return "It is waiting for its GPU, or computing"
+    return "It is not moving" if each.idle else "It is computing: late, perhaps not stuck"
 
 
 def _is_past_its_data(each: Position, waiting: Sequence[Position]) -> bool:
@@ -223,12 +223,12 @@ def _is_past(loop: str, ranks: Sequence[int], others: Sequence[Position]) -> str
 
 def _reading(each: Position) -> str:
     if each.moving:
-        return "Its data take long to read: a slow file system, or one long item"
+        return "Its data is slow to read: a slow file system, or one long item"
     if "has ended" in each.trouble or "is stopped" in each.trouble:
         return "A loader worker is dead or stopped"
     if each.trouble.endswith("are alive"):
         return "A loader worker is stuck, or reads from a slow file system"
-    return "Its data are stuck, or read from a slow file system"
+    return "Its data loading is stuck, or reads from a slow file system"
 
 
 def different(kinds: Sequence[Sequence[Position]]) -> Found:
@@ -260,7 +260,7 @@ def different(kinds: Sequence[Sequence[Position]]) -> Found:
             told,
             _SOME_ONLY + early,
         )
-    return Found(MISMATCH, ranks, told, "These are different calls" + early)
+    return Found(MISMATCH, ranks, told, "The calls differ" + early)
 
 
 def _one_step_apart(
@@ -308,7 +308,7 @@ def _more(one: int, other: int) -> str:
 def outside(those: Sequence[Position], waiting: Sequence[Position]) -> Found:
     """Ranks that have come out of the collective in which the others are."""
     told = f"{_late(those)};\n{_waiters(waiting)}"
-    words = f"{told}.\ntorch counts as many calls on each of them"
+    words = f"{told}.\ntorch counts equally many calls on each of them"
     return Found(MISMATCH, [each.rank for each in those], words, "Do sizes or kinds differ?")
 
 

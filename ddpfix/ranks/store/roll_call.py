@@ -67,7 +67,7 @@ class RollCall:
         limit, pause = self._limit, pauses(*_PAUSE, self._size)
         if not look_until(lambda: own.add(_ALL, 0) >= self._size, lambda waited: waited > limit, pause, 10, _LATE):
             raise RollCallError(
-                f"ddpfix: only some ranks have come here ({word}; waited {limit:g} s for the others). {_WHY}"
+                f"ddpfix: only some ranks have reached this point ({word}; waited {limit:g} s for the others). {_WHY}"
             )
         same = bool(own.add(_SUM, 0) == number * self._size)
         if own.add(_READ, 1) == self._size:

@@ -38,7 +38,7 @@ def policy(site: Site, toolkit: str) -> str:
     wanted: str = site.settings["uneven"]
     taken = site.instead.get(wanted, wanted)
     if taken != wanted and wanted != "auto":
-        log.info(f"{toolkit} has no uneven={wanted}, so it uses uneven={taken}")
+        log.info(f"{toolkit} does not support uneven={wanted}: ddpfix uses uneven={taken}")
     return taken
 
 

@@ -76,7 +76,7 @@ class Epoch(lookahead.Epoch):
         if self.left and not self.steps:
             raise RuntimeError(
                 f"ddpfix: {self.size - self.ready} of {self.size} ranks have no batch at all: there is too little data"
-                " for so many ranks and workers, or its shares are uneven. Use fewer ranks."
+                " for so many ranks and workers, or it is split unevenly. Use fewer ranks."
             )
         _tell(self.stop, self.steps, self.repeated, self.left)
 
@@ -88,5 +88,5 @@ def _tell(stop: bool, steps: int, repeated: int, left: int) -> None:
             " (DDPFIX_UNEVEN=stop ends at the shortest instead)"
         )
     if left:
-        why = "DDPFIX_UNEVEN=pad repeats some instead" if stop else "the others' loaders can be read once only"
+        why = "DDPFIX_UNEVEN=pad repeats some instead" if stop else "the other ranks' loaders can be read only once"
         log.info(f"each rank trained {steps} steps in this epoch; further batches of {left} ranks are left out ({why})")

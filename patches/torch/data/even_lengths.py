@@ -166,7 +166,7 @@ class Streamed(streams.Epoch):
         if look_until(pending.is_ready, gives_up, _PAUSE):
             return pending.result()
         self._meetings.give_up(
-            f"another rank has left the loop over a loader before its step {self.steps + 1}, and trains on."
+            f"another rank left its loop over a loader before step {self.steps + 1}, and goes on training."
             " DDPFIX_UNEVEN is off from here on"
         )
         raise LeftError(self.batch if self.fresh else lookahead.NOTHING)

@@ -22,11 +22,11 @@ class Cause(NamedTuple):
 
 
 SKIPPED = "layers skipped at random"
-OUTSIDE = "an output outside of the loss"
+OUTSIDE = "an output that is not part of the loss"
 NEVER = "never ran"
 BRANCH = "not used in this step"
-LOST = "ran, and its result is not used"
-BESIDE = "its module did without it"
+LOST = "ran, but its result is not used"
+BESIDE = "its module ran without it"
 UNKNOWN = "unknown"
 
 

@@ -64,7 +64,7 @@ def _of_unused(case: Case, found: Sequence[causes.Cause], others: Others) -> Lis
     if not case.evidence.hides:
         return [*first, (words, [lines.find])]
     both = [lines.find, lines.not_reentrant]
-    return [*first, (f"{words}; DDP cannot look behind reentrant checkpoints", list(dict.fromkeys(both)))]
+    return [*first, (f"{words}; DDP cannot see through reentrant checkpoints", list(dict.fromkeys(both)))]
 
 
 def _by_hand(case: Case) -> Cure:
@@ -121,7 +121,7 @@ def _why_twice(case: Case, number: int, reentrant: bool) -> Tuple[str, Cure]:
     if reentrant:
         why = f"two reentrant checkpoints use {module}, and each runs a backward"
         if flag:
-            why = f"a reentrant checkpoint hides {module} from find_unused_parameters=True, so DDP takes it for unused"
+            why = f"a reentrant checkpoint hides {module} from find_unused_parameters=True, so DDP considers it unused"
         return why, (f"non-reentrant checkpoints, {_where(lines)}", [lines.not_reentrant])
     without: Cure = (f"or without the flag, {_where(lines)}", [lines.do_not_find])
     if case.model.flag_is_ours:
@@ -131,10 +131,10 @@ def _why_twice(case: Case, number: int, reentrant: bool) -> Tuple[str, Cure]:
         why = f"{evidence.forwards} forwards before one backward, and find_unused_parameters=True searches the last one"
         return why, (f"run one forward for all inputs, {without[0]}", without[1])
     if flag and case.is_inside:
-        why = "the program prepares DDP inside the wrapped model's forward without the loss: DDP takes all for unused"
+        why = "the program prepares DDP inside the wrapped model's forward without the loss: DDP considers all unused"
         return why, ("pass the loss where the program prepares DDP", [_PREPARE])
     if flag and number not in evidence.reached_by_outputs():
-        why = f"the loss uses {name} outside of the wrapped model's forward, so DDP takes it for unused"
+        why = f"the loss uses {name} outside the wrapped model's forward, so DDP considers it unused"
         return why, (f"use it inside that forward, {without[0]}", without[1])
     why = "two backwards of one step reach it"
     if evidence.backwards:

@@ -101,7 +101,7 @@ class Watched:
             self._give_up(problem)
 
     def _give_up(self, problem: Exception) -> None:
-        log.debug(f"the steps of a model are not looked at any more: {problem!r}")
+        log.debug(f"stopped observing the steps of a model: {problem!r}")
         self.end()
         self.model.detach(Diagnosis.place)
 
@@ -112,7 +112,7 @@ class Watched:
             if _is_torchs(error):
                 self._complete(error, None)
         except Exception as problem:
-            log.debug(f"an error of DDP is left as it is: {problem!r}")
+            log.debug(f"an error of DDP could not be explained: {problem!r}")
 
     def backward_ended(self, roots: Any) -> None:
         """A backward has ended, perhaps that of another model."""

@@ -78,8 +78,8 @@ def _about(file: Optional[str]) -> str:
         return ""
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.st_mtime))
     return (
-        f"init_process_group has not returned. The ranks meet in the file {file}, last written at {written}, before"
-        " this job started. If a killed run left it behind, ranks wait for that run: delete it before each start"
+        f"init_process_group has not returned. The ranks rendezvous in the file {file}, last written at {written},"
+        " before this job started. If a killed run left it behind, ranks wait for that run: delete it before each start"
     )
 
 

@@ -219,7 +219,7 @@ class Backwards:
                     case.backward_ended(roots)
                 except Exception as problem:
                     self.forget(case)
-                    log.debug(f"backwards are not looked at any more: {problem!r}")
+                    log.debug(f"stopped observing backwards: {problem!r}")
 
     def _failed(self, error: BaseException, roots: Any) -> None:
         for reference in tuple(self.known):
@@ -228,4 +228,4 @@ class Backwards:
                 if case is not None:
                     case.backward_failed(error, roots)
             except Exception as problem:
-                log.debug(f"an error of a backward is left as it is: {problem!r}")
+                log.debug(f"an error of a backward could not be explained: {problem!r}")

@@ -143,14 +143,12 @@ class DuringGroup(Follower):
             return
         self.end("stopped")
         if not is_torchs(store):
-            log.debug(
-                f"ranks are not asked how they are: the group's store is a {type(store).__name__} of the program's"
-            )
+            log.debug(f"ranks are not monitored: the program supplied the group's store, a {type(store).__name__}")
             return
         try:
             self.make(store, distributed.get_rank(), distributed.get_world_size())
         except Exception as error:
-            log.debug(f"nothing runs beside this job: {error!r}")
+            log.debug(f"this job is not monitored: {error!r}")
 
     def leaving(self) -> None:
         self.end("left")

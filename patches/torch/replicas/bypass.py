@@ -41,6 +41,6 @@ class Bypass(ddp.Stage):
 
 def _told(kind: str, where: str) -> str:
     return (
-        f"{where} calls a {kind} past its DistributedDataParallel wrapper: calls in training forwards go through the"
-        " wrapper, so that their gradients are averaged"
+        f"{where} calls a {kind} past its DistributedDataParallel wrapper: ddpfix sends calls in training forwards"
+        " through the wrapper, so that DDP averages their gradients"
     )

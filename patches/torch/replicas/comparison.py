@@ -135,7 +135,7 @@ class Comparison:
 
     def _give_up(self, error: Exception) -> None:
         self._over = True
-        log.debug(f"replicas are not compared any more: {error!r}")
+        log.debug(f"replicas are no longer compared: {error!r}")
 
     def is_due(self) -> bool:
         """Return whether something is to be done before the next step."""

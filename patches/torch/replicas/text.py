@@ -11,8 +11,8 @@ from ddpfix.ranks.groups.work import EQUALLY_OFTEN, LEAVE_NO_SYNC
 from .fingerprint import Difference
 
 _HINT = (
-    "Both ranks applied the same gradients: find what changes a parameter on one rank alone, or trains model.module"
-    " outside of DDP (DDPFIX_DIVERGENCE=error ends the job here)"
+    "Both ranks applied the same gradients: look for code that changes a parameter on one rank only, or trains"
+    " model.module outside DDP (DDPFIX_DIVERGENCE=error ends the job here)"
 )
 
 
@@ -48,8 +48,8 @@ def diverged(where: Where, found: Difference, names: Sequence[str], count: int, 
 def line_search() -> str:
     """Return the first cause to check where LBFGS has taken the step."""
     return (
-        "LBFGS chooses its steps by the loss that the closure returns, which each rank has for itself: all_reduce it"
-        " there.\nElse: "
+        "LBFGS chooses its steps by the loss that the closure returns, which each rank computes alone: all_reduce it"
+        " there.\nOtherwise: "
     )
 
 
@@ -58,8 +58,8 @@ def local_steps(number: int, place: str) -> str:
     if not number:
         return ""
     return (
-        f"{number} optimizer {'step' if number == 1 else 'steps'} before that used gradients of forwards under no_sync"
-        f" alone ({place}), which DDP does not average.\n{LEAVE_NO_SYNC}.\nElse: "
+        f"{number} optimizer {'step' if number == 1 else 'steps'} before that used only gradients of forwards under"
+        f" no_sync ({place}), which DDP does not average.\n{LEAVE_NO_SYNC}.\nOtherwise: "
     )
 
 
@@ -70,8 +70,8 @@ def averaged_apart(
     here, there = ("once" if number == 1 else f"{number} times" for number in numbers)
     return (
         f"{where}: {len(names)} of {count} parameters, first {names[0]}: {in_short(names)}.\nBy optimizer step"
-        f" {where.step} this rank has averaged {here}, rank {where.first} {there}: averages of different steps meet.\n"
-        f"{cause}{EQUALLY_OFTEN}"
+        f" {where.step} this rank has averaged {here}, rank {where.first} {there}: their averages mix different"
+        f" steps.\n{cause}{EQUALLY_OFTEN}"
     )
 
 

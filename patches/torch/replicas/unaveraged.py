@@ -86,7 +86,7 @@ class Unaveraged(ddp.Stage):
                 self._forget(each)
         except Exception as error:
             self._forget(each)
-            log.debug(f"whether a model is averaged is not known: {error!r}")
+            log.debug(f"cannot tell whether a model is averaged: {error!r}")
 
     def _forget(self, each: UnreducedModel) -> None:
         if each in self._open:

@@ -194,7 +194,7 @@ class Recorder:
                     self.writer.begins(self.steps + 1, self.row.seen.shape)
             except Exception as error:
                 # A tensor of a class of its own: it has no shape that could be told.
-                log.debug(f"inputs are not looked at: {error!r}")
+                log.debug(f"inputs are not inspected: {error!r}")
 
     def forward_begins(self) -> None:
         if self.here():

@@ -98,7 +98,7 @@ class Backwards:
         complete = disjoint and not self.used_between
         agreed = self._roll_call().same("each parameter once" if complete else "some more than once, or never")
         if complete and agreed:
-            log.debug(f"a step has {self.expected} backwards, and one reduction after the last of them")
+            log.debug(f"a step has {self.expected} backwards, and one reduction after the last one")
         return complete and agreed
 
     def _check_all_ranks(self, word: str) -> None:

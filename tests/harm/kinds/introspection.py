@@ -193,7 +193,7 @@ def batches_of_a_tensor_subclass(rank, size):
     return Watched.seen, type(loss).__name__, state(wrapped)
 
 
-@program(may=(r"is not in place any more",))
+@program(may=(r"is no longer in place",))
 def mocks_of_the_program(rank, size):
     with mock.patch.object(DDP, "forward", autospec=True, side_effect=DDP.forward) as called:
         wrapped = fitted(rank)
