@@ -11,7 +11,7 @@ from tests.harm.program import Program
 # Seconds that a program may take longer than in plain torch, on an idle machine.
 LONGER = 6.0
 # The one line that every job has.
-_SUMMARY = r"ddpfix [\w.]+: \d+ fix(es)? ready.*"
+_SUMMARY = r"ddpfix [\w.]+: \d+ fix(es)? in use.*"
 _OURS = re.compile(r"^ddpfix\b.*", re.MULTILINE)
 
 

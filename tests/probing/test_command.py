@@ -141,4 +141,4 @@ def test_bad_input_is_named(words: List[str], message: str, capsys: pytest.Captu
 def test_switched_off_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("DDPFIX", "0")
     assert main.main(["probe", "x.py"]) == 2
-    assert "DDPFIX=0 switches everything off" in capsys.readouterr().err
+    assert "DDPFIX=0 switches the probe off, too" in capsys.readouterr().err

@@ -45,7 +45,8 @@ def ended(folder: Path, uses_all: bool, keywords: str = "{}", **environ: str) ->
 def test_the_last_words_are_cause_and_cure(tmp_path: Path) -> None:
     found = ended(tmp_path, False, DDPFIX="1", DDPFIX_UNUSED="off")
     words = [line for line in found.stderr.splitlines() if line.startswith("ddpfix: rank ")]
-    assert len(words) == 2 and words[0] == words[1], found.stderr
+    # Once: both ranks print into one stream.
+    assert len(words) == 1, found.stderr
     for part in ("finished reduction", "train.py:16", "b (weight, bias)", "cause: b did not run", "DDPFIX_UNUSED=late"):
         assert part in words[0], words[0]
     assert "and by" not in words[0], words[0]

@@ -27,7 +27,7 @@ NAMED: Dict[str, str] = {
 # Programs that train, or at which nobody can tell whether they mean it so.
 SILENT = ("lvsm_22", "cosyvoice")
 LONG = pytest.mark.sampled(inside=False, cells=True)
-SHORT = ("automodel_2468", "cosyvoice", "autocast_386")
+SHORT = ("automodel_2468",)
 
 
 def marked(names: List[str]) -> List[object]:

@@ -17,7 +17,7 @@ from tests.support.pages import Element, Page
 from tests.support.traces import Row
 
 LINES: List[Dict[str, Any]] = [
-    {"kind": "event", "time": 1.7e9, "step": 0, "level": "info", "text": "ddpfix 1.0.0: 1 fix ready for torch 2.13.0"},
+    {"kind": "event", "time": 1.7e9, "step": 0, "level": "info", "text": "ddpfix 1.0.0: 1 fix in use for torch 2.13.0"},
     {"kind": "event", "time": 1.7e9, "step": 0, "level": "info", "text": "all ranks skip the same layers of WavLM"},
 ]
 

@@ -88,7 +88,8 @@ class Bulletin:
         store = self._store()
         for number in range(min(_KEPT, int(store.add("ends", 0)))):
             if self._ends[number] is None and has(store, f"end/{number + 1}"):
-                self._ends[number] = End(*System.loads(store.get(f"end/{number + 1}")))
+                rank, text, step, work, called = System.loads(store.get(f"end/{number + 1}"))
+                self._ends[number] = End(rank, text, step, tuple(work), tuple(called))
         return [end for end in self._ends if end is not None and end.rank != self._rank]
 
     def fall_silent(self) -> None:
