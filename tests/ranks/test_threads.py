@@ -24,6 +24,15 @@ NAMED: Dict[str, str] = {
     "lightning_20404": r"Rank 0 left the loop over the data first\. Uneven data\? DDPFIX_UNEVEN=stop or pad",
     "lightning_5243": rf"rank 1 failed in step \d: RuntimeError: Skipping the `training_step` .*\({HERE}\)",
 }
+# A program -> the advice that it gets.
+CURES: Dict[str, str] = {
+    "sparsify_5": "Call it on all ranks or on none",
+    "autocast_386": "Call it on all ranks or on none",
+    "automodel_2468": r"Use loss \* 0 for a bad batch",
+    "accelerate_1708": r"Use one for all models, accumulate\(a, b\), not two",
+    "backward_inside": "call backward after the forward",
+    "flag_set_after": "set it before the forward",
+}
 # Programs that train, or at which nobody can tell whether they mean it so.
 SILENT = ("lvsm_22", "cosyvoice")
 LONG = pytest.mark.sampled(inside=False, cells=True)
@@ -34,12 +43,12 @@ def marked(names: List[str]) -> List[object]:
     return [pytest.param(name, marks=() if name in SHORT else LONG) for name in names]
 
 
-def run(folder: Path, name: str, **environ: str) -> List[str]:
+def run(folder: Path, name: str, *words: str, **environ: str) -> List[str]:
     """The lines of ddpfix but for the first one, and the other lines that are asked for."""
     if "lightning" in name or name.startswith("autocast"):
         pytest.importorskip("lightning")
     environ = {"DDPFIX": "1", "DDPFIX_HANG": "8", "DDPFIX_HANG_EXIT": "1", **environ}
-    _, output = ranks.run([*ranks.elastic(2), str(SCRIPT), name], ranks.environment(environ), folder, 120)
+    _, output = ranks.run([*ranks.elastic(2), str(SCRIPT), name, *words], ranks.environment(environ), folder, 120)
     lines = results.lines(output)
     return [line for line in lines if line.startswith("ddpfix") and " in use for " not in line or line == "ended"]
 
@@ -49,6 +58,14 @@ def run(folder: Path, name: str, **environ: str) -> List[str]:
 def test_the_cause_is_named(tmp_path: Path, name: str) -> None:
     lines = run(tmp_path, name)
     assert any(re.search(NAMED[name], line) for line in lines), lines
+
+
+@pytest.mark.patches()
+@LONG
+@pytest.mark.parametrize("name", [*CURES])
+def test_the_advice_of_the_line_cures_it(tmp_path: Path, name: str) -> None:
+    assert any(re.search(CURES[name], line) for line in run(tmp_path, name))
+    assert run(tmp_path, name, "cured") == ["ended", "ended"]
 
 
 @pytest.mark.patches("torch.uneven")

@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 STEPS = 6
+# Whether what the line advises is done.
+CURED = sys.argv[-1] == "cured"
 
 
 class Training:
@@ -43,7 +45,7 @@ def sparsify_5() -> None:
     training = Training()
 
     def save() -> None:
-        if training.rank != 0:
+        if training.rank != 0 and not CURED:
             return
         distributed.barrier()
 
@@ -75,7 +77,9 @@ def automodel_2468() -> None:
     for step in range(STEPS):
         loss = training.loss()
         if training.rank == 1 and step == 2:
-            continue
+            if not CURED:
+                continue
+            loss = loss * 0
         loss.backward()
     distributed.destroy_process_group()
 
@@ -91,10 +95,55 @@ def accelerate_1708() -> None:
     one, other, optimizer = accelerator.prepare(one, other, optimizer)
     random = torch.Generator().manual_seed(accelerator.process_index)
     for _ in range(4 * STEPS):
-        with accelerator.accumulate(one), accelerator.accumulate(other):
+        with contextlib.ExitStack() as opened:
+            for models in [(one, other)] if CURED else [(one,), (other,)]:
+                opened.enter_context(accelerator.accumulate(*models))
             accelerator.backward(other(one(torch.randn(8, 4, generator=random))).square().mean())
             optimizer.step()
             optimizer.zero_grad()
+    distributed.destroy_process_group()
+
+
+class Inside(nn.Module):
+    """Calls backward in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, inputs: Any) -> Any:
+        loss = self.layer(inputs).square().mean()
+        if not CURED:
+            loss.backward()
+        return loss
+
+
+def backward_inside() -> None:
+    """A static graph whose backward runs in the forward; cured, after it."""
+    training = Training(Inside(), static_graph=True)
+    for _ in range(STEPS):
+        training.optimizer.zero_grad()
+        loss = training.model(torch.randn(8, 4, generator=training.random))
+        if CURED:
+            loss.backward()
+        training.optimizer.step()
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def flag_set_after() -> None:
+    """Accumulation by DDP's attribute, set after the forward; cured, before it."""
+    training = Training()
+    for _ in range(STEPS):
+        training.optimizer.zero_grad()
+        for micro in range(2):
+            if CURED:
+                training.model.require_backward_grad_sync = micro == 1
+            loss = training.loss()
+            if not CURED:
+                training.model.require_backward_grad_sync = micro == 1
+            loss.backward()
+        training.optimizer.step()
     distributed.destroy_process_group()
 
 
@@ -161,7 +210,7 @@ def fitted(data: Any, skips: bool = False) -> Any:
 def autocast_386() -> None:
     """The first rank alone saves by Lightning, which ends in a barrier."""
     trainer = fitted(TensorDataset(torch.ones(16, 4)))
-    if trainer.is_global_zero:
+    if trainer.is_global_zero or CURED:
         trainer.save_checkpoint(os.path.join(tempfile.mkdtemp(), "last.ckpt"))
     distributed.barrier()
     distributed.all_reduce(torch.ones(1))
