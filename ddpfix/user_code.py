@@ -6,7 +6,7 @@ import os
 import sys
 import sysconfig
 from types import FrameType
-from typing import List, Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 _LIBRARIES = tuple({os.path.join(path, "") for path in sysconfig.get_paths().values()})
 # The folder of the package, in which this file lies.
@@ -40,8 +40,12 @@ def place(frame: Optional[FrameType]) -> Tuple[str, str]:
     return "", ""
 
 
-def lines_with(file: str, attribute: str) -> List[int]:
-    """Return the lines of a source file that have an attribute of this name; none where it cannot be read."""
+def nearest(file: str, attributes: Sequence[str], near: int) -> Tuple[str, str]:
+    """Return one of these attributes that the functions around a line use, else its file, and its place next to that.
+
+    Returns:
+        the innermost function's attribute, and "train.py:88"; both are "" where there is none, or nothing can be read.
+    """
     # Needed for a line of the log alone: a process that has none does not pay for them.
     import ast
     import tokenize
@@ -50,9 +54,18 @@ def lines_with(file: str, attribute: str) -> List[int]:
         with tokenize.open(file) as opened:
             tree = ast.parse(opened.read())
     except (OSError, SyntaxError, ValueError):
-        return []
-    found = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and each.attr == attribute]
-    return sorted({each.lineno for each in found})
+        return "", ""
+    functions = [each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    around = [each for each in functions if each.lineno <= near <= (each.end_lineno or 0)]
+    for within in (*around[::-1], tree):
+        known = [each for each in ast.walk(within) if isinstance(each, ast.Attribute)]
+        for attribute in attributes:
+            lines = {each.lineno for each in known if each.attr == attribute}
+            if lines:
+                # Of two that are as near, the second: what stands behind the line is too late for it.
+                line = min(lines, key=lambda each: (abs(each - near), -each))
+                return attribute, f"{os.path.basename(file)}:{line}"
+    return "", ""
 
 
 def package_that_calls() -> str:

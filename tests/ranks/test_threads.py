@@ -19,7 +19,7 @@ NAMED: Dict[str, str] = {
     "sparsify_5": rf"rank 0 waits in barrier \({HERE}: dist.* rank 1 waits in all-reduce of step 4",
     "kempner_50": r"rank 0 waits in all_reduce .* rank 1 waits in broadcast_object_list",
     "automodel_2468": r"rank 1 left its process group in step 6\. Backward was called 5 times in 6 forwards on rank 1",
-    "accelerate_1708": rf"this Linear differs from rank 0's: in 24 .* accumulate \({HERE}\)\. Use one for all models",
+    "accelerate_1708": rf"this Linear differs from rank 0's: in 24 .* accumulate \({HERE}\)\. Use a single accumulate",
     "autocast_386": rf"Rank 0 has begun one collective more, at save_checkpoint \(trainer\.py:\d+\), called at {HERE}",
     "lightning_20404": r"Rank 0 left the loop over the data first\. Uneven data\? DDPFIX_UNEVEN=stop or pad",
     "lightning_5243": rf"rank 1 failed in step \d: RuntimeError: Skipping the `training_step` .*\({HERE}\)",
@@ -28,8 +28,8 @@ NAMED: Dict[str, str] = {
 CURES: Dict[str, str] = {
     "sparsify_5": "Call it on all ranks or on none",
     "autocast_386": "Call it on all ranks or on none",
-    "automodel_2468": r"Use loss \* 0 for a bad batch",
-    "accelerate_1708": r"Use one for all models, accumulate\(a, b\), not two",
+    "automodel_2468": "Skip a batch on all ranks or on none: all_reduce the decision",
+    "accelerate_1708": r"Use a single accumulate\(a, b\) for all models",
     "backward_inside": "call backward after the forward",
     "flag_set_after": "set it before the forward",
 }

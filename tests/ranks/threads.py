@@ -76,10 +76,11 @@ def automodel_2468() -> None:
     training = Training()
     for step in range(STEPS):
         loss = training.loss()
-        if training.rank == 1 and step == 2:
-            if not CURED:
-                continue
-            loss = loss * 0
+        leaves_out = torch.tensor(float(training.rank == 1 and step == 2))
+        if CURED:
+            distributed.all_reduce(leaves_out)
+        if leaves_out:
+            continue
         loss.backward()
     distributed.destroy_process_group()
 

@@ -17,7 +17,7 @@ SKIPPED = "Backward was called 11 times in 12 forwards on rank 1, 12 times in 12
     [
         (
             {0: PLAIN, 1: Work(12, 11, 11, 1, "train.py:41")},
-            f"{SKIPPED}rank 1 skipped one near train.py:41. Use loss * 0",
+            f"{SKIPPED}rank 1 skipped one near train.py:41. Skip a batch on all ranks",
         ),
         ({0: PLAIN, 1: Work(12, 11, 11, waits=True).ended()}, f"{SKIPPED}rank 1 skipped one. "),
         ({0: PLAIN, 1: Work(12, 9, 9, 3)}, "rank 1 skipped 3. "),

@@ -24,8 +24,8 @@ _USUAL = {
     "SIGBUS": "as when /dev/shm is full",
 }
 _UNKNOWN = (
-    "It was ended by a signal or called os._exit: torchrun prints its exit code (-6: gloo received different sizes, -9:"
-    " out of memory)"
+    "It was ended by a signal (by the launcher, where that was stopped) or called os._exit: see the exit code that"
+    " torchrun prints (-9: out of memory)"
 )
 
 

@@ -10,7 +10,8 @@ from typing import Dict, Mapping, NamedTuple, Optional
 
 # Rates of backwards in an optimizer step that are this far apart are no matter of where ranks stand in their steps.
 _APART = 1.25
-_SKIPPED = "Use loss * 0 for a bad batch, or skip it on all ranks"
+# A loss that is not finite stays so times zero, and so do its gradients.
+_SKIPPED = "Skip a batch on all ranks or on none: all_reduce the decision"
 _ZERO = "Add the output times zero to the loss there (loss + output.sum() * 0)"
 EQUALLY_OFTEN = (
     "Call backward equally often on all ranks (loss * 0 without a batch), and stop the loop on all ranks together"

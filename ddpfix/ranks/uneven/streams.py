@@ -89,4 +89,7 @@ def _tell(stop: bool, steps: int, repeated: int, left: int) -> None:
         )
     if left:
         why = "DDPFIX_UNEVEN=pad repeats some instead" if stop else "the other ranks' loaders can be read only once"
-        log.info(f"each rank trained {steps} steps in this epoch; further batches of {left} ranks are left out ({why})")
+        log.info(
+            f"each rank trained {steps} steps in this epoch; further batches of {left}"
+            f" {'rank' if left == 1 else 'ranks'} are left out ({why})"
+        )

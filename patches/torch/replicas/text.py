@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.models.parameter_names import in_short
@@ -97,23 +96,14 @@ def under_no_sync(place: str) -> str:
     return f"Its forward ran under no_sync{where}. Leave no_sync for the last backward before a step"
 
 
-def accumulated(file: str, lines: Sequence[int]) -> str:
+def accumulated(place: str) -> str:
     """Return the cause that its forward ran under ``no_sync``, and the program uses accelerate's ``accumulate``."""
-    return (
-        f"Its forward ran under accumulate ({_places(file, lines)}). Use one for all models, accumulate(a, b), not two"
-    )
+    return f"Its forward ran under accumulate ({place}). Use a single accumulate(a, b) for all models, not one for each"
 
 
-def flag_is_off(file: str, lines: Sequence[int]) -> str:
-    """Return the cause that the program itself has set DDP's attribute, on these lines of a file."""
-    return (
-        f"Its forward ran with require_backward_grad_sync=False ({_places(file, lines)}): set it before the forward,"
-        " which reads it"
-    )
-
-
-def _places(file: str, lines: Sequence[int]) -> str:
-    return " and ".join(f"{os.path.basename(file)}:{line}" for line in lines[:2])
+def flag_is_off(place: str) -> str:
+    """Return the cause that the program itself has set DDP's attribute, at a line."""
+    return f"Its forward ran with require_backward_grad_sync=False ({place}): set it before the forward, which reads it"
 
 
 def backward_inside(place: str) -> str:

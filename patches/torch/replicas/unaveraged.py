@@ -30,6 +30,8 @@ from . import fingerprint, text
 
 # Steps before the end of a run after which a model is spoken of at all.
 _FEW = 3
+# The attributes by which a program has its forwards stay on their rank.
+_SET_BY = {"require_backward_grad_sync": text.flag_is_off, "accumulate": text.accumulated}
 # Elements of a parameter that show whether the program moves it.
 _SAMPLES = 4
 
@@ -251,8 +253,6 @@ class UnreducedModel:
         clock = self._clock
         if not clock.is_local:
             return text.backward_inside(self._inside) if self._inside else text.NO_COLLECTIVE
-        file = clock.local_file
-        flag, accumulate = (user_code.lines_with(file, each) for each in ("require_backward_grad_sync", "accumulate"))
-        if flag:
-            return text.flag_is_off(file, flag)
-        return text.accumulated(file, accumulate) if accumulate else text.under_no_sync(clock.local_place)
+        file, line = clock.local_file, int(clock.local_place.rpartition(":")[2] or 0)
+        attribute, place = user_code.nearest(file, tuple(_SET_BY), line)
+        return _SET_BY[attribute](place) if attribute else text.under_no_sync(clock.local_place)
