@@ -148,7 +148,7 @@ def test_replicas_are_those_of_the_edit_by_hand(unpatched: Runs, patched: Runs, 
         assert trained.same_steps(results) and trained.difference(*results) == 0.0
     assert patched[f"{entry}2"][0].steps == mended[0].steps
     assert trained.difference(patched[f"{entry}2"][0], mended[0]) == 0.0
-    is_reported = "accum_grad=2: ranks average" in patched[f"{entry}2"][0].log
+    is_reported = "accum_grad=2: gradients are averaged over all ranks" in patched[f"{entry}2"][0].log
     assert is_reported == (not (entry == "train_ds" and DS_IS_RIGHT))
 
 

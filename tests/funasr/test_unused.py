@@ -464,7 +464,7 @@ def test_off_trains_as_unpatched(outcomes: Any) -> None:
 def test_one_line_says_what_was_done(outcomes: Any) -> None:
     log = outcomes[f"auto {CHIEF} train"][0].log
     assert log.count(" never uses ") == (2 if DEAD[CHIEF] == 14 else 1)
-    assert "find_unused_parameters is not needed for them" in log
+    assert "so DDP needs no find_unused_parameters for them" in log
 
 
 FINALIZED = "ddpfix trains on, as find_unused_parameters=True does"

@@ -33,7 +33,7 @@ if sys.argv[3] == "killed":
     distributed.barrier()
     os.kill(os.getpid(), signal.SIGKILL)
 """
-NAMED = "was last written at"
+NAMED = "last written at"
 
 
 def run(folder: Path, end: str = "", **environ: str) -> List[str]:
