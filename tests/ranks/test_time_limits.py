@@ -48,7 +48,7 @@ def ended(name: str, active: bool) -> Tuple[Any, str]:
     outcomes: List[Any] = [each.notes["outcome"] for each in found]
     if name != "waits":
         assert outcomes[0] == outcomes[1], outcomes
-    lines = [line for line in logs.splitlines() if "time limit" in line or line.startswith("Set it where")]
+    lines = [line for line in logs.splitlines() if "time limit" in line or line.startswith("ddpfix:   Set it where")]
     return outcomes[0], "\n".join(lines)
 
 
