@@ -187,14 +187,11 @@ class Engine:
         own = self.sites.setdefault(patch, Site(patch, self.settings, self, entry.instead, entry.examined))
         before = own.changes()
         try:
-            owner = (
-                None
-                if waiting.target.attribute == "*"
-                else site.locate(module, waiting.target.attribute, waiting.target.expects)
-            )
+            at = waiting.target
+            owner = None if at.attribute == "*" else site.locate(module, at.attribute, at.expects)
             if self._is_changed(waiting.decision):
                 return
-            _code(self.matrix.patches[patch].code_at(waiting.target))(own, module, owner)
+            _code(entry.code_at(at))(own, module, owner)
         except Exception as error:
             needing = "".join(f" {name} needs it and is left out." for name in self._drop(patch))
             self.failed[patch] = f"{waiting.target}: {error if isinstance(error, PatchError) else repr(error)}"

@@ -12,15 +12,12 @@ import mmap
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 from ddpfix.ranks.failures.last_words import explained
-
-if TYPE_CHECKING:
-    from .entry import Run
 
 _READER = "load_audio_text_image_video"
 # The shape of the noise that SenseVoice's collators make.
@@ -89,9 +86,9 @@ def _is_noise(batch: Dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def named(parent: Site, run: Run) -> Iterator[None]:
-    """While ``main`` runs, watch what its dataset reads."""
-    kind = _dataset(run)
+def named(parent: Site, tables: Any, dataset: str) -> Iterator[None]:
+    """While ``main`` runs, watch what its dataset reads: the class of this name in FunASR's tables."""
+    kind = _reading(getattr(tables, "dataset_classes", {}).get(dataset))
     unread = Unread(mmap.mmap(-1, _LONGEST))
     with temporary.patched(parent) as site:
         if kind is not None:
@@ -102,9 +99,7 @@ def named(parent: Site, run: Run) -> Iterator[None]:
             yield
 
 
-def _dataset(run: Run) -> Optional[Any]:
-    """Return the class of the dataset, if it reads utterances one by one by FunASR's own function."""
-    tables = getattr(run.namespace["tables"], "dataset_classes", {})
-    kind = tables.get(run.kwargs.get("dataset", "AudioDataset"))
+def _reading(kind: Any) -> Optional[Any]:
+    """Return the class of a dataset, if it reads utterances one by one by FunASR's own function."""
     read = hasattr(sys.modules.get("funasr.utils.load_utils"), _READER)
     return kind if read and inspect.isclass(kind) and {"__getitem__", "collator"} <= set(dir(kind)) else None

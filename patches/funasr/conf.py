@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set
 
-from .entry import Run, section
+from .entry import DATASET, Run, section
 
 # The parts that get dataset_conf as a whole: the key that names one, and FunASR's default.
 _OF_DATA = {"index_ds": "", "batch_sampler": "BatchSampler", "dataloader": "DataloaderMapStyle"}
@@ -41,7 +41,7 @@ def _parts(run: Run, name: str) -> List[Any]:
     part = name[: -len("_conf")]
     if name == "dataset_conf":
         conf = section(run.kwargs, name)
-        wanted = {"dataset": run.kwargs.get("dataset", "AudioDataset")}
+        wanted = {"dataset": run.kwargs.get("dataset", DATASET)}
         wanted.update({key: conf.get(key, default) for key, default in _OF_DATA.items()})
         if not hasattr(run.namespace["tables"], "dataloader_classes"):
             del wanted["dataloader"]

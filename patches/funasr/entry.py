@@ -53,6 +53,8 @@ READ_BY_US: Set[str] = set()
 Hook = Callable[[Run], object]
 Around = Callable[[Run], ContextManager[Any]]
 _AT = "hydra.main:main"
+# What FunASR takes where none is named.
+DATASET = "AudioDataset"
 _BEFORE_DOWNLOAD: Registry[Hook] = Registry(_AT)
 _BEFORE_MAIN: Registry[Hook] = Registry(_AT)
 _AROUND_MAIN: Registry[Around] = Registry(_AT)
@@ -62,7 +64,7 @@ _RUN: ContextVar[Optional[Run]] = ContextVar("ddpfix_funasr_run", default=None)
 def install(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``hydra.main``: functions that are not FunASR's are decorated as ever."""
     site.wrap(owner, "main", _decorated)
-    around_main(site, lambda run: audio.named(site, run))
+    around_main(site, lambda run: audio.named(site, run.namespace["tables"], run.kwargs.get("dataset", DATASET)))
     for name in ("funasr.bin.train", "funasr.bin.train_ds"):
         if hasattr(sys.modules.get(name), "main_hydra"):
             log.warning(

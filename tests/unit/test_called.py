@@ -1,14 +1,15 @@
-"""Calls of collectives by line: who has called one more, and what a method that counts leaves behind."""
+"""Calls of collectives by line: who has called one more, and what is asked of a program's own groups."""
 
 from __future__ import annotations
 
-import sys
+import inspect
+from types import FunctionType
 from typing import Any, Dict, Optional, Tuple
 
 import pytest
 from torch import distributed
 
-from ddpfix.ranks.groups.called import KINDS, CallCounts, Called, one_more
+from ddpfix.ranks.groups.called import BEGINS, KINDS, CallCounts, Called, one_more
 
 A, B, SAVE = "step (train.py:10)", "train.py:20", "save (train.py:30)"
 
@@ -43,50 +44,56 @@ def test_one_rank_has_called_more(
 
 
 class Group:
-    """Of two ranks."""
+    """Of two ranks; it counts what is asked of it."""
+
+    asked = 0
 
     def size(self) -> int:
+        self.asked += 1
         return 2
 
-    def barrier(self, *args: Any) -> Any:
-        return args
+
+class Another(Group):
+    """A program's own."""
 
 
-def save(group: Group) -> Any:
-    return group.barrier(1, 2)
+def save(begins: Any, group: Any) -> Any:
+    return barrier(begins, group)
 
 
-def test_calls_are_counted_by_line_in_groups_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def barrier(begins: Any, group: Any) -> Any:
+    """As torch's function of this name begins."""
+    return begins(group)
+
+
+def test_collectives_are_counted_by_line_in_groups_of_all_ranks() -> None:
     counts = CallCounts()
+    begins = counts.counting(lambda group: group is False)
+    assert save(begins, None) is False and counts.read() == Called()
     counts.begin(2, Group)
-    monkeypatch.setattr(Group, "barrier", counts.counting("barrier", Group.barrier))
-    for _ in range(3):
-        assert save(Group()) == (1, 2)
+    for group in (Group(), None, Group()):
+        assert save(begins, group) is False
     line = f"save (test_called.py:{save.__code__.co_firstlineno + 1})"
     assert counts.read() == Called({line: 3}, line)
+    # Another function of torch that asks for the same, a group of some ranks, and one of a class of the program's own.
+    own = Another()
+    assert begins(None) is False and save(begins, own) is False and own.asked == 0
+    assert save(begins, False) is True and counts.read() == Called({line: 3}, line)
     counts.begin(4, Group)
-    save(Group())
+    save(begins, Group())
     assert counts.read() == Called()
 
 
-def test_an_error_has_no_frame_of_ddpfix(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = CallCounts()
-    counts.begin(2, Group)
-
-    def fails(group: Group) -> None:
-        raise RuntimeError("sizes differ")
-
-    monkeypatch.setattr(Group, "barrier", counts.counting("barrier", fails))
-    with pytest.raises(RuntimeError) as raised:
-        Group().barrier()
-    names = []
-    trace = raised.value.__traceback__
-    while trace is not None:
-        names.append(trace.tb_frame.f_code.co_filename)
-        trace = trace.tb_next
-    assert not [name for name in names if name.endswith("called.py") and "test_" not in name], names
+def test_torch_asks_it_in_each_collective() -> None:
+    begins = vars(distributed.distributed_c10d)[BEGINS]
+    assert isinstance(begins, FunctionType) and list(inspect.signature(begins).parameters) == ["group"]
+    for kind in KINDS:
+        function = inspect.unwrap(getattr(distributed, kind))
+        assert BEGINS in function.__code__.co_names and function.__code__.co_name == kind
 
 
-def test_torch_has_these_methods() -> None:
-    assert [kind for kind in KINDS if kind not in vars(distributed.ProcessGroup)] == []
-    assert sys.modules["torch.distributed"] is distributed
+def test_a_class_of_the_programs_own_calls_torchs_methods() -> None:
+    """torch takes what Python puts there for the methods of such a class: none is replaced."""
+    assert {type(vars(distributed.ProcessGroup)[name]).__name__ for name in ("barrier", "allreduce")} == {
+        "instancemethod"
+    }

@@ -12,11 +12,16 @@ import sys
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
-from ddpfix.patching import tracebacks
 from ddpfix.user_code import OWN, is_users
 
-# The methods of torch's ProcessGroup that the program's own collectives call.
-KINDS = ("allreduce", "broadcast", "allgather", "barrier", "gather", "reduce", "scatter", "reduce_scatter", "alltoall")
+# The function with which each collective of torch begins. No method of ProcessGroup is replaced: torch would take it
+# for one of a class of the program's own that derives from it.
+BEGINS = "_rank_not_in_group"
+# The collectives of a program's own; those of FSDP, a layer each, are left out, and have other names.
+KINDS = frozenset(
+    ("all_reduce", "broadcast", "all_gather", "barrier", "gather", "reduce", "scatter", "reduce_scatter", "all_to_all")
+    + ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "monitored_barrier")
+)
 # Functions of toolkits that only hand a collective on: their callers tell more.
 HAND_ON = (
     "barrier",
@@ -32,7 +37,8 @@ HAND_ON = (
 # More lines than these are no program's own: nothing is told of them.
 _MOST = 64
 
-_Key = Tuple[str, Optional[CodeType], int, Optional[CodeType], int]
+# A toolkit's function and line, and the user's.
+_Key = Tuple[Optional[CodeType], int, Optional[CodeType], int]
 
 
 class Called(NamedTuple):
@@ -51,6 +57,7 @@ class CallCounts:
     """The calls of one rank in one process group of all ranks."""
 
     def __init__(self) -> None:
+        # 0 as long as there is no group of several ranks.
         self._size = 0
         self._kind: Any = None
         self._counts: Dict[_Key, int] = {}
@@ -63,20 +70,16 @@ class CallCounts:
         self._size, self._kind, self._last = size, kind, None
         self._counts.clear()
 
-    def counting(self, kind: str, original: Any) -> Callable[..., Any]:
-        """Return a method of ProcessGroup that counts its calls, if the group is one of all ranks."""
-        record = self._record
+    def counting(self, original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        """Return torch's function with which collectives begin; it counts those of groups of all ranks."""
+        record, frame = self._record, sys._getframe
 
-        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-            record(group, kind, sys._getframe(1))
-            try:
-                return original(group, *args, **kwargs)
-            except BaseException as error:
-                tracebacks.hide(error)
-                raise
+        def begins(group: Any) -> bool:
+            if frame(1).f_code.co_name in KINDS:
+                record(group, frame(1).f_back)
+            return original(group)
 
-        call.__name__, call.__doc__ = kind, getattr(original, "__doc__", None)
-        return call
+        return begins
 
     def read(self) -> Called:
         """Return what was called until now; nothing where there are too many lines."""
@@ -85,9 +88,9 @@ class CallCounts:
             return Called()
         return Called({_words(key): number for key, number in counts.items()}, _words(self._last))
 
-    def _record(self, group: Any, kind: str, frame: Optional[FrameType]) -> None:
-        # A group of the program's own class may count what is asked of it.
-        if type(group) is not self._kind or group.size() != self._size:
+    def _record(self, group: Any, frame: Optional[FrameType]) -> None:
+        # A group of the program's own class may count what is asked of it. None is the group of all ranks.
+        if not self._size or group is not None and (type(group) is not self._kind or group.size() != self._size):
             return
         tool: Optional[CodeType] = None
         line = 0
@@ -96,10 +99,13 @@ class CallCounts:
             is_own = self._is_own(code.co_filename)
             if is_own:
                 break
+            if is_own is None and code.co_name in KINDS:
+                # A collective of objects calls others.
+                return
             if is_own is not None and tool is None and code.co_name not in HAND_ON:
                 tool, line = code, frame.f_lineno
             frame = frame.f_back
-        key = kind, tool, line, None if frame is None else frame.f_code, 0 if frame is None else frame.f_lineno
+        key = tool, line, None if frame is None else frame.f_code, 0 if frame is None else frame.f_lineno
         if key in self._counts or len(self._counts) <= _MOST:
             self._counts[key] = self._counts.get(key, 0) + 1
         self._last = key
@@ -119,7 +125,7 @@ def is_library(file: str) -> bool:
 
 def _words(key: _Key) -> str:
     """Return a line in words: "save (train.py:17)", "save_checkpoint (trainer.py:1393), called at train.py:30"."""
-    _, tool, line, own, own_line = key
+    tool, line, own, own_line = key
     called = _place(own, own_line) if own is not None else ""
     if tool is None:
         return called

@@ -78,10 +78,16 @@ def _size(value: Any) -> str:
 
 def _limit(name: str, known: Dict[str, Any]) -> Optional[float]:
     limit = known.get("timeout") if name in _OWN_LIMIT else None
-    return limit.total_seconds() if isinstance(limit, timedelta) else _limit_of_group(known.get("group"))
+    return limit.total_seconds() if isinstance(limit, timedelta) else limit_of_own(known.get("group"))
 
 
-def _limit_of_group(group: Any) -> Optional[float]:
+def limits_itself(group: Any) -> bool:
+    """Return whether a program gave a group a short limit of its own, whose end it can catch."""
+    own = limit_of_own(group)
+    return own is not None and own <= SOON
+
+
+def limit_of_own(group: Any) -> Optional[float]:
     """Return the limit that a program gave a gloo group of its own, whose end it can catch; None for others."""
     torch: Any = sys.modules["torch"]
     own: Optional[float] = None

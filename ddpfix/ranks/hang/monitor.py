@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.ranks.failures import error_file, killed
-from ddpfix.ranks.groups import internals, timeouts
+from ddpfix.ranks.groups import calls, internals, timeouts
 from ddpfix.ranks.groups.called import Called
 from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import processes, verdict
@@ -154,7 +154,8 @@ class Monitor:
 
     def _limit(self) -> float:
         """Seconds that are too long: fewer than collectives wait, so that this is said first."""
-        known = [timeouts.shortest(group) for group in internals.groups()]
+        # Of a wait in a group with a short limit nothing is said, and it is none for waits in the others.
+        known = [timeouts.shortest(group) for group in internals.groups() if not calls.limits_itself(group)]
         self._least = min([self._given.hang, *(PART * each for each in known if each)])
         return self._least
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Optional
 
 from torch import distributed
+from torch.distributed import distributed_c10d
 
 from ddpfix.patching.dynamo import skip_module
 from ddpfix.patching.site import Site
@@ -60,10 +61,8 @@ def _count_calls(site: Site) -> CallCounts:
 
     counts = site.keep(called.CallCounts)
     skip_module(called)
-    for kind in called.KINDS:
-        original = vars(distributed.ProcessGroup).get(kind)
-        if original is not None:
-            site.replace(distributed.ProcessGroup, kind, counts.counting(kind, original))
+    if isinstance(vars(distributed_c10d).get(called.BEGINS), FunctionType):
+        site.wrap_hot(distributed_c10d, called.BEGINS, counts.counting)
     return counts
 
 

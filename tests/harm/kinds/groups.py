@@ -1,6 +1,8 @@
 """Process groups of the program's own: their ranks may be nobody that torch knows, and nobody else is to be met."""
 
+import datetime
 import threading
+import time
 
 import torch
 import torch.distributed as dist
@@ -192,3 +194,33 @@ def trained_after_its_group_is_gone(rank, size):
     dist.destroy_process_group()
     fit(wrapped.module, rank, steps=5 + rank, other=True)
     return state(wrapped)
+
+
+class Inherits(dist.ProcessGroup):
+    """A group in Python that has torch's methods."""
+
+
+@program()
+def class_with_the_methods_of_torch(rank, size):
+    """torch asks Python for each method of such a class: what it finds must not be one of ddpfix."""
+    fit(net(), rank)
+    own, found = Inherits(rank, size), []
+    for call in (own.barrier, lambda: own.allreduce([torch.ones(1)]), lambda: own.broadcast([torch.ones(1)], 0)):
+        try:
+            call()
+        except Exception as error:
+            found.append(type(error).__name__)
+    return found, sorted(vars(dist.ProcessGroup)), type(vars(dist.ProcessGroup)["barrier"]).__name__
+
+
+@program()
+def long_wait_beside_a_group_with_a_short_limit(rank, size):
+    """The limit of one group is none for a wait in another."""
+    dist.new_group(timeout=datetime.timedelta(seconds=3))
+    model = DDP(net())
+    for step in range(3):
+        loss = model(torch.ones(2, 4), other=True).sum()
+        if rank and step == 1:
+            time.sleep(8)
+        loss.backward()
+    return state(model)
