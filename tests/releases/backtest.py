@@ -63,21 +63,26 @@ def of(matrix: Matrix, package: str, versions: Sequence[Version], read: Callable
     return found
 
 
+def relying(matrix: Matrix, package: str, known: Version) -> Iterator[Tuple[Patch, Row, List[str]]]:
+    """The fixes that rely on something in a package at a tested release; one that another one needs is first."""
+    for patch in sorted(matrix.patches.values(), key=lambda each: bool(each.needs)):
+        row = _row(matrix, patch, package, known)
+        places = list(hashes.relied_on(matrix, row, package)) if row is not None else []
+        if row is not None and (places or patch.toolkit == package):
+            yield patch, row, places
+
+
 def _step(matrix: Matrix, package: str, old: Tuple[Version, Code], new: Tuple[Version, Code]) -> Iterator[Verdict]:
     known, release = old[0], new[0]
-    out, wrapped = set(), hashes.wrapped()
-    # A fix that another one needs is decided first.
-    for patch in sorted(matrix.patches.values(), key=lambda each: bool(each.needs)):
-        before, after = _row(matrix, patch, package, known), _row(matrix, patch, package, release)
-        places = list(hashes.relied_on(matrix, before, package)) if before is not None else []
-        if before is None or not (places or patch.toolkit == package):
-            continue
-        changed = _changed(before, places, wrapped, old[1], new[1])
-        why = changed or next((f"it needs {name}" for name in patch.needs if name in out), "")
+    out: Set[str] = set()
+    for patch, before, places in relying(matrix, package, known):
+        place = changed(before, places, old[1], new[1])
+        why = place or next((f"it needs {name}" for name in patch.needs if name in out), "")
         if not is_same_major(known, release):
             why = f"{release.release[0]} is an unknown major version"
-        elif changed:
+        elif place:
             out.add(patch.id)
+        after = _row(matrix, patch, package, release)
         holds = after is not None and _covers(after, before)
         outcome = (HELD if holds else LEFT) if why else (RIGHT if holds else WRONG)
         said = f"the row {after.versions if after is not None else 'for it'} is another one"
@@ -98,8 +103,9 @@ def _covers(after: Row, before: Row) -> bool:
     return set(before.targets) <= set(after.targets)
 
 
-def _changed(row: Row, places: Sequence[str], wrapped: Set[str], old: Code, new: Code) -> str:
+def changed(row: Row, places: Sequence[str], old: Code, new: Code) -> str:
     """The first place that is not what it was; empty if there is none."""
+    wrapped = hashes.wrapped()
     for place in places:
         if place in wrapped and place not in row.rests_on:
             was, now = hashes.parameters_of(old, place), hashes.parameters_of(new, place)

@@ -7,12 +7,9 @@ import textwrap
 import warnings
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from ddpfix.patching import source_hash
-from tests.releases.tree import Tree, Unreadable, nearest
+from tests.releases.tree import Tree, Unreadable
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# Modules that are searched for a function that has moved, where each one is a request to a server.
-_NEAREST = 40
 
 
 class Imported(NamedTuple):
@@ -47,15 +44,6 @@ class Found(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.module}:{self.name}"
-
-    @property
-    def line(self) -> int:
-        """The line where it begins, its decorators included."""
-        return _begin(self.nodes[0])
-
-    def canonical(self) -> str:
-        """What it does, whatever its formatting and comments."""
-        return source_hash.canonical(list(self.nodes))
 
     def parameters(self, bar: Optional[str] = None) -> Optional[List[str]]:
         """The names of its parameters, ``bar`` behind those with a position; None where it is no function."""
@@ -101,45 +89,12 @@ class Code:
         """The syntax tree of a module; None where it is not."""
         return self._tree(name) if name in self.tree.paths else None
 
-    def functions(self, module: str) -> Dict[str, Found]:
-        """The functions of a module and the methods of its classes, by their names in it."""
-        found: Dict[str, Found] = {}
-        _collect(module, "", _scope(self._tree(module).body, module, self._is_package(module)), found)
-        return found
-
-    def classes(self, module: str) -> Iterator[Found]:
-        """The classes of a module."""
-        for name, entries in self._scope_of(module).names.items():
-            nodes = tuple(node for node in entries if isinstance(node, ast.ClassDef))
-            if nodes:
-                yield Found(module, name, nodes)
-
-    def method(self, owner: Found, name: str) -> Optional[Found]:
-        """A method of a class, or of the first of its bases in this package that has it."""
-        thing = self._member(owner, name, set())
-        return thing if isinstance(thing, Found) else None
-
     def text(self, found: Found) -> str:
         """The source of a definition, moved to the left."""
         # Not splitlines: a form feed ends no line for the parser, whose numbers these are.
         lines = self.tree.source(found.module).split("\n")
         parts = [lines[_begin(node) - 1 : getattr(node, "end_lineno", 0)] for node in found.nodes]
         return "".join(textwrap.dedent("\n".join(part)) + "\n" for part in parts)
-
-    def elsewhere(self, place: str) -> Tuple[List[str], int]:
-        """Where a definition of that name is now, and how many modules were searched."""
-        module, _, path = place.partition(":")
-        owner, _, name = path.rpartition(".")
-        candidates = nearest(self.tree, module, _NEAREST)
-        found: List[str] = []
-        for other in candidates:
-            try:
-                if f"def {name}(" in self.tree.source(other) and owner in self.tree.source(other):
-                    own = self.functions(other)
-                    found += [f"{other}:{each}" for each in own if each == path or (not owner and each == name)]
-            except Unreadable:
-                continue
-        return [each for each in found if each != place], len(candidates)
 
     def _path(self, module: str, parts: List[str], seen: _Seen) -> Optional[_Thing]:
         thing = self._name(module, parts[0], seen)
@@ -289,13 +244,3 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _statements(getattr(node, part, ()))
             for handler in getattr(node, "handlers", ()):
                 yield from _statements(handler.body)
-
-
-def _collect(module: str, owner: str, scope: Scope, found: Dict[str, Found]) -> None:
-    for name, entries in scope.names.items():
-        functions = tuple(node for node in entries if isinstance(node, _FUNCTIONS))
-        if functions:
-            found[owner + name] = Found(module, owner + name, functions)
-        for node in entries:
-            if isinstance(node, ast.ClassDef):
-                _collect(module, f"{owner}{name}.", _scope(node.body, module, False), found)

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import re
 import textwrap
+from functools import lru_cache
 from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
@@ -21,7 +22,7 @@ from ddpfix.matrix.compiling.toolkits import read_toolkits
 from ddpfix.matrix.model import Matrix, Row
 from ddpfix.patching import source_hash, unchanged
 from tests.releases import tree
-from tests.releases.code import Code, Found
+from tests.releases.code import Code
 from tests.releases.tree import Tree, Unreadable
 from tests.support.compiled import YAML
 
@@ -32,6 +33,7 @@ def _top(place: str) -> str:
     return place.partition(":")[0].partition(".")[0]
 
 
+@lru_cache(maxsize=None)
 def wrapped() -> Set[str]:
     """The functions that fixes only wrap, as the matrix declares them."""
     toolkits: nodes.Node = nodes.root(YAML).mapping(optional=None)["toolkits"]
@@ -62,7 +64,10 @@ def text_of(code: Code, place: str) -> Tuple[str, ...]:
 
 def parameters_of(code: Code, place: str) -> Optional[str]:
     """The parameters of the function at a place, and where it is defined; None where there is none."""
-    found: Optional[Found] = code.find(place)
+    try:
+        found = code.find(place)
+    except Unreadable:
+        found = None
     names = found.parameters(bar="|") if found is not None else None
     return unchanged.described(place, str(found), names) if names is not None else None
 
@@ -130,7 +135,7 @@ def installed(package: str, label: str = "what is installed") -> Tree:
     """The files of a package that is installed here."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.submodule_search_locations is not None, package
-    return tree.of_folder(package, label, Path(spec.submodule_search_locations[0]))
+    return tree.of_folder(package, label, Path(spec.submodule_search_locations[0]).parent, package)
 
 
 def noted_here(matrix: Matrix, package: str) -> Matrix:

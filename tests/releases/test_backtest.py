@@ -11,7 +11,8 @@ from packaging.version import Version
 from ddpfix.matrix import loader
 from ddpfix.matrix.model import Matrix, Patch, Row, Target
 from ddpfix.matrix.ranges import Range
-from tests.releases import backtest, hashes, tested
+from tests.releases import __main__ as command
+from tests.releases import backtest, hashes
 from tests.releases.tree import of_folder
 
 # The loop of each release: a parameter more, another body, and a body in which the fault is mended.
@@ -59,6 +60,6 @@ def test_the_rule_was_tried_on_every_release_that_we_know() -> None:
     assert counts[backtest.WRONG] == 0
     assert counts[backtest.RIGHT] >= 0.9 * (counts[backtest.RIGHT] + counts[backtest.HELD])
     for toolkit in whole.newest:
-        released = [str(each) for each in tested.versions(whole, toolkit)]
+        released = [str(each) for each in command.versions(whole, toolkit)]
         assert toolkit in kept, f"run: python -m tests.releases backtest {toolkit}"
         assert kept[toolkit].releases == released, f"run: python -m tests.releases backtest {toolkit}"

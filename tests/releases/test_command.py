@@ -1,9 +1,8 @@
-"""The command: what it reads, what it refuses, what it prints; on archives that are made here."""
+"""The command, on releases that are made here: what has changed in them, where they come from, what is refused."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import tarfile
 import zipfile
@@ -12,8 +11,8 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from tests.releases import registry, tree
-from tests.releases.command import main
+from ddpfix.matrix import loader
+from tests.releases.__main__ import main, versions
 
 # A place of WeNet that a patch is put on, and nothing else of it.
 EXECUTOR = """
@@ -21,101 +20,34 @@ class Executor:
     def train(self, model, data_loader, train_data_loader, cv_data_loader, configs):
         return [model(each) for each in data_loader]
 """
+CHANGED = EXECUTOR.replace(" data_loader, train", " train").replace("configs", "x='\x1b]0;title\x07[red]\x9b31m\u202e'")
 MODULE = "wenet/utils/executor.py"
+KNOWN = str(versions(loader.load(), "wenet")[-1])
 
 
-def folder(path: Path, text: str = EXECUTOR) -> Path:
-    file = path / MODULE
-    file.parent.mkdir(parents=True)
-    file.write_text(text, encoding="utf-8")
-    return path
-
-
-def wheel(path: Path, text: str = EXECUTOR) -> Path:
+def wheel(path: Path, text: str = EXECUTOR) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(MODULE, text)
-        archive.writestr("wenet-3.2.1.dist-info/METADATA", "Name: wenet\n")
-    return path
+        archive.writestr("wenet-9.9.dist-info/METADATA", "Name: wenet\n")
 
 
-def sdist(path: Path, files: Dict[str, str]) -> Path:
+def sdist(path: Path, files: Dict[str, str]) -> None:
     with tarfile.open(path, "w:gz") as archive:
         for name, text in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(text.encode())
             archive.addfile(member, io.BytesIO(text.encode()))
-    return path
+
+
+def folder(path: Path, text: str) -> None:
+    (path / MODULE).parent.mkdir(parents=True)
+    (path / MODULE).write_text(text, encoding="utf-8")
 
 
 def run(capsys: Any, *words: str) -> Tuple[int, str, str]:
     code = main([*words])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
-
-
-def executors(out: str) -> List[Dict[str, Any]]:
-    """What was found about the place that is there."""
-    (release,) = json.loads(out)["releases"]
-    places = [place for row in release["rows"] for place in row["places"]]
-    return [place for place in places if place["at"] == "wenet.utils.executor:Executor.train"]
-
-
-@pytest.mark.parametrize("kind", ["folder", "checkout", "package", "wheel", "sdist"])
-def test_a_release_is_read_from_a_path(tmp_path: Path, capsys: Any, kind: str) -> None:
-    given = {
-        "folder": lambda: folder(tmp_path / "site-packages"),
-        "checkout": lambda: folder(tmp_path / "clone" / "src").parent,
-        "package": lambda: folder(tmp_path / "a") / "wenet",
-        "wheel": lambda: wheel(tmp_path / "wenet-3.2.1-py3-none-any.whl"),
-        "sdist": lambda: sdist(tmp_path / "wenet-3.2.1.tar.gz", {f"wenet-3.2.1/{MODULE}": EXECUTOR}),
-    }[kind]()
-    old = folder(tmp_path / "old", EXECUTOR.replace("each in", "each  in"))
-    words = ["wenet==3.2.1", "--from", str(given), "--against", "3.2.0.dev0", "--against-from", str(old), "--json"]
-    code, out, _ = run(capsys, *words)
-    # All the other places are missing.
-    assert code == 1
-    assert executors(out) and {place["state"] for place in executors(out)} == {"same"}
-    old.joinpath(MODULE).write_text(EXECUTOR.replace("model(each)", "each"), encoding="utf-8")
-    code, out, _ = run(capsys, *words)
-    assert {place["state"] for place in executors(out)} == {"changed"}
-
-
-def test_without_a_tested_release_nothing_holds(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(registry.Registry, "open", lambda *rest: pytest.fail("asked the registry"))
-    given = folder(tmp_path / "hydra")
-    (given / "hydra").mkdir()
-    (given / "hydra" / "main.py").write_text("def main(config_path=None, config_name=None):\n    pass\n")
-    code, out, _ = run(capsys, "hydra==9.9", "--from", str(given))
-    assert code == 1 and "not compared" in out and "needs a look" not in out.split("rows:")[0]
-
-
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        (["nothing==1"], "'nothing' is no toolkit of the matrix; expected torch, "),
-        (["funasr==one"], "'one' is not a version"),
-        (["funasr=="], "'' is not a version"),
-        (["funasr", "--from", "."], "--from needs the release beside it"),
-        (["funasr==1.4.16", "--against-from", "."], "--against-from needs --against"),
-        (["--against", "1.4.16"], "--against needs a toolkit"),
-        (["funasr==1.4.16", "--from", "missing"], "is neither a folder nor a file"),
-        (["funasr==1.4.16", "--from", "empty"], "has no package funasr"),
-        (["funasr==1.4.16", "--from", "damaged.whl"], "is neither a wheel nor an sdist, or is damaged"),
-        (["funasr==1.4.16", "--from", "cut.tar.gz"], "is neither a wheel nor an sdist, or is damaged"),
-        (["funasr==1.4.16", "--from", "pipe"], "is neither a folder nor a file"),
-        (["funasr==1.4.16", "--from", "a\0b"], "is neither a folder nor a file"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else " ".join(value).replace("\0", "NUL"),
-)
-def test_bad_input_is_refused(tmp_path: Path, capsys: Any, monkeypatch: Any, words: List[str], said: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("empty").mkdir()
-    Path("damaged.whl").write_bytes(b"PK\3\4 and nothing else")
-    whole = sdist(tmp_path / "whole.tar.gz", {"a/b.py": "x = 1\n" * 10000})
-    Path("cut.tar.gz").write_bytes(whole.read_bytes()[:60])
-    os.mkfifo("pipe")
-    code, out, err = run(capsys, *words)
-    assert code == 2 and out == "" and said in err and err.startswith("ddpfix: ") and err.count("\n") == 1
 
 
 @pytest.fixture
@@ -131,40 +63,59 @@ def shelf(tmp_path: Path, monkeypatch: Any) -> Path:
     return place
 
 
-def test_releases_come_from_where_pip_looks(shelf: Path, capsys: Any) -> None:
-    for version, text in (("3.2.0.dev0", EXECUTOR), ("3.2.1", EXECUTOR), ("3.3.0rc1", EXECUTOR.replace("each)", "0)"))):
+def test_the_newest_release_and_pre_release_come_from_where_pip_looks(shelf: Path, capsys: Any) -> None:
+    """What a release says cannot command the terminal."""
+    for version, text in ((KNOWN, EXECUTOR), ("9.9", EXECUTOR.replace("each in", "each  in")), ("10.0rc1", CHANGED)):
         wheel(shelf / f"wenet-{version}-py3-none-any.whl", text)
-    code, out, err = run(capsys, "wenet", "--json")
+    code, out, err = run(capsys, "wenet")
     assert code == 1, err
-    releases = json.loads(out)["releases"]
-    assert [(each["version"], each["kind"]) for each in releases] == [("3.2.1", "release"), ("3.3.0rc1", "pre-release")]
-    states = [
-        {p["state"] for row in each["rows"] for p in row["places"] if p["at"].endswith("Executor.train")}
-        for each in releases
-    ]
-    assert code == 1 and states == [{"same"}, {"changed"}]
-    assert releases[0]["untested"] == ["3.2.1"]
-    code, _, err = run(capsys, "wenet==3.2.1", "--against", "3.1.0")
-    assert code == 2 and "no registry has wenet 3.1.0" in err
+    same, _, changed = out.partition(f"wenet 10.0rc1, compared with {KNOWN}")
+    assert same.startswith(f"wenet 9.9, compared with {KNOWN}") and "has changed" not in same
+    assert "wenet.utils.executor:Executor.train has changed: wenet." in changed
+    assert "-def train(self, model, data_loader, train_data_loader" in changed
+    assert "[red]" in out and "\\x1b]0;title" in out and not set(out) & set("\x1b\x07\x9b\u202e")
+    assert run(capsys, "wenet==9.9")[0] == 0
     code, _, err = run(capsys, "wenet==9")
     assert code == 2 and "no registry has wenet 9" in err
 
 
-def test_a_tested_release_that_cannot_be_had_is_told(shelf: Path, capsys: Any, tmp_path: Path) -> None:
-    code, out, _ = run(capsys, "wenet==3.1.1", "--from", str(folder(tmp_path / "tree")), "--json")
-    assert code == 1 and "nothing is compared with wenet 3.1.0: no registry has wenet 3.1.0" in json.loads(out)["notes"]
-    assert {place["state"] for place in executors(out)} == {"there"}
-
-
 def test_an_sdist_is_not_run(shelf: Path, capsys: Any, tmp_path: Path) -> None:
     """pip would run its build to learn the metadata."""
-    wheel(shelf / "wenet-3.2.0.dev0-py3-none-any.whl")
+    wheel(shelf / f"wenet-{KNOWN}-py3-none-any.whl")
     trap = f"open({str(tmp_path / 'trapped')!r}, 'w')\n"
     files = {"setup.py": trap, "wenet/__init__.py": trap, "pyproject.toml": "", MODULE: trap + EXECUTOR}
-    sdist(shelf / "wenet-3.2.1.tar.gz", {f"wenet-3.2.1/{name}": text for name, text in files.items()})
-    _, out, _ = run(capsys, "wenet==3.2.1", "--json")
-    assert {place["state"] for place in executors(out)} == {"same"}
+    sdist(shelf / "wenet-9.9.tar.gz", {f"wenet-9.9/{name}": text for name, text in files.items()})
+    assert run(capsys, "wenet")[0] == 0
     assert not (tmp_path / "trapped").exists()
+
+
+@pytest.mark.parametrize("inside", ["", "src"])
+def test_a_release_on_no_registry_is_read_from_a_folder(shelf: Path, tmp_path: Path, capsys: Any, inside: str) -> None:
+    for version, text in ((KNOWN, EXECUTOR), ("9.9", CHANGED)):
+        folder(tmp_path / "trees" / "wenet" / version / inside, text)
+    code, out, _ = run(capsys, "wenet==9.9", "--trees", str(tmp_path / "trees"))
+    assert code == 1 and "wenet.utils.executor:Executor.train has changed" in out
+    code, out, _ = run(capsys, "wenet")
+    assert code == 0 and out == "wenet is on no registry: wenet==VERSION --trees FOLDER\n"
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["nothing==1"], "'nothing' is no toolkit with tested releases; expected "),
+        (["funasr==one"], "'one' is not a version"),
+        (["funasr=="], "'' is not a version"),
+        (["wenet==9.9", "--trees", "missing"], "no registry has wenet"),
+        (["wenet==9.9", "--trees", "empty"], "has no package wenet"),
+    ],
+)
+def test_bad_input_is_refused(
+    shelf: Path, tmp_path: Path, capsys: Any, monkeypatch: Any, words: List[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty", "wenet", KNOWN).mkdir(parents=True)
+    code, out, err = run(capsys, *words)
+    assert code == 2 and out == "" and said in err and err.startswith("ddpfix: ") and err.count("\n") == 1
 
 
 def test_a_registry_that_does_not_answer(shelf: Path, capsys: Any, monkeypatch: Any) -> None:
@@ -174,38 +125,8 @@ def test_a_registry_that_does_not_answer(shelf: Path, capsys: Any, monkeypatch: 
     assert code == 2 and err.startswith("ddpfix: ") and err.count("\n") == 1
 
 
-def test_a_link_in_an_archive_is_left_alone(tmp_path: Path) -> None:
-    path = sdist(tmp_path / "a.tar.gz", {f"a/{MODULE}": EXECUTOR})
-    with tarfile.open(tmp_path / "b.tar.gz", "w:gz") as archive:
-        for name, kind in (("wenet/link.py", tarfile.SYMTYPE), ("wenet/device.py", tarfile.CHRTYPE)):
-            member = tarfile.TarInfo(name)
-            member.type, member.linkname = kind, "/etc/passwd"
-            archive.addfile(member)
-        archive.addfile(tarfile.TarInfo("wenet/real.py"), io.BytesIO())
-    assert list(tree.of_archive("wenet", "-", path).paths) == ["wenet.utils.executor"]
-    assert list(tree.of_archive("wenet", "-", tmp_path / "b.tar.gz").paths) == ["wenet.real"]
-
-
-def test_a_module_that_is_no_file_or_too_long(tmp_path: Path) -> None:
-    root = folder(tmp_path / "a") / "wenet"
-    os.mkfifo(root / "pipe.py")
-    (root / "device.py").symlink_to("/dev/zero")
-    (root / "circle").symlink_to(root)
-    with open(root / "long.py", "wb") as file:
-        file.truncate(tree.LIMIT + 10)
-    found = tree.of_folder("wenet", "-", tmp_path / "a")
-    assert sorted(found.paths) == ["wenet.device", "wenet.long", "wenet.pipe", "wenet.utils.executor"]
-    for module, said in (("device", "it is no file"), ("pipe", "it is no file"), ("long", "longer than 8 MB")):
-        with pytest.raises(tree.Unreadable, match=said):
-            found.source(f"wenet.{module}")
-
-
-def test_sources_cannot_command_the_terminal(tmp_path: Path, capsys: Any) -> None:
-    old = folder(tmp_path / "old", EXECUTOR)
-    new = folder(
-        tmp_path / "new", EXECUTOR.replace("return", "x = '\x1b]0;title\x07[red]\x9b31m\u202e'\n        return")
-    )
-    words = ["wenet==3.2.1", "--from", str(new), "--against", "3.2.0.dev0", "--against-from", str(old)]
-    _, out, _ = run(capsys, *words)
-    assert "[red]" in out and "\\x1b]0;title" in out
-    assert not set(out) & set("\x1b\x07\x9b\u202e")
+@pytest.mark.sampled(inside=False, cells=True)
+def test_a_real_sdist_and_a_wheel_of_which_few_modules_are_fetched(capsys: Any) -> None:
+    """fastNLP is on the registry as an sdist only; a wheel of torch has half a gigabyte."""
+    code, out, err = run(capsys, "fastNLP==0.7.0", "torch==2.12.0")
+    assert code == 1 and " has changed: fastNLP." in out and "torch 2.12.0, compared with" in out, err
