@@ -18,7 +18,7 @@ LATER: Dict[str, int] = {
     "late/loops/test_loops::test_ddpfix_keeps_the_law": 5,
     "late/test_manual": 0,
     "late/test_scenarios": 0,
-    "late/test_steady": 0,
+    "late/test_backward_check": 0,
     "late/test_threads": 0,
     # Ways to switch on: one of each stays, and torchrun with the real torch.
     "activation/test_same_world": 6,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 
 import torch
 
 from ddpfix.models.internals import TASK
-
-from . import modes
 
 # Returns whether the backward that runs now comes to a node.
 will_reach: Callable[[Any], bool] = torch._C._will_engine_execute_node
@@ -89,30 +87,6 @@ def _of_unseen() -> str:
     return UNSEEN if all(map(will_reach, _behind(node))) else LEAVES_ALONE
 
 
-# The key of a mark, the owner of an output, in ``node.metadata``: each node of a graph has this dictionary for notes. A
-# hook would be called in each backward.
-MARK = "ddpfix"
-
-
-def has_mark(node: Any, owner: Any) -> bool:
-    """Return whether a node has the mark of this owner."""
-    return node.metadata.get(MARK) is owner
-
-
-def behind(roots: Any) -> List[Any]:
-    """Return the nodes that a backward of these roots runs: a tensor or a ``GradientEdge``, or several of them."""
-    one = isinstance(roots, torch.Tensor) or hasattr(roots, "node")
-    # A subclass of tensors is not asked, and what is no tensor has no node.
-    with modes.Uncounted():
-        each_root = (roots,) if one else roots
-        firsts = [getattr(each, "node", None) or getattr(each, "grad_fn", None) for each in each_root]
-    found: Dict[Any, None] = {}
-    for first in firsts:
-        if first is not None and first not in found:
-            found.update(dict.fromkeys(_behind(first, tuple(found))))
-    return list(found)
-
-
 def may_hide_here() -> bool:
     """Return whether the graph behind the node whose hooks run now has custom functions, which may hide a graph."""
     node = _NODE()
@@ -121,7 +95,7 @@ def may_hide_here() -> bool:
 
 def may_hide(outputs: Sequence[Any]) -> bool:
     """Return whether the graph of some tensors has custom functions, which may hide a graph."""
-    return any(_is_custom(node) for node in behind(outputs))
+    return any(_is_custom(node) for tensor in outputs for node in _behind(tensor.grad_fn))
 
 
 def _is_custom(node: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from types import FunctionType
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 from torch import distributed
@@ -12,9 +12,6 @@ from torch.autograd import Variable
 
 from ddpfix.models.internals import AT_ANY_TIME as AT_ANY_TIME
 
-from . import modes, tensors
-
-_function_mode = modes.any_function_mode
 # The parameters that a rank still waits for, in torch's error. It lists a hundred at most, followed by dots.
 NO_GRADIENT = re.compile(r"did not receive grad for rank (?P<rank>\d+): (?P<indices>[\d ]+)(?P<more>\.\.\.)?")
 
@@ -36,26 +33,6 @@ def unfinished(reducer: Any) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
-
-
-def has_reduced(reducer: Any, parameter: Any, before: Tuple[Any, int]) -> Optional[bool]:
-    """Return whether a backward that has ended has written to a gradient; None if the reduction is not finished.
-
-    It is one function, since it is called in each step: what a step has not touched before is in no cache.
-
-    Args:
-        parameter: one of the model's, see :func:`.tensors.written`.
-        before: what that function has returned in front of the backward.
-    """
-    try:
-        reducer._check_reducer_finalized()
-    except RuntimeError:
-        return None
-    if _function_mode():
-        gradient, version = tensors.written(parameter)
-        return gradient is not before[0] or version != before[1]
-    gradient = parameter.grad
-    return gradient is not before[0] or (gradient is not None and gradient._version != before[1])
 
 
 def missing(reducer: Any) -> Tuple[List[int], bool]:

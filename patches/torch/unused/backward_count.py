@@ -11,19 +11,17 @@ fewer backwards than the one before begins, or ends, with a roll-call; the other
 
 from __future__ import annotations
 
-import threading
-import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
 from ddpfix.models.internals import in_backward
 from ddpfix.ranks.store import roll_call
 
-from ..internals import autograd, process_groups, reducer, tensors
+from ..internals import process_groups, tensors
 from ..pipeline import ddp
 from ..pipeline.optimizer_hooks import Steps
 from .states import ARMED, PENDING, PLACE, RUNNING, Reduction, all_finalized, reductions
-from .transitions import FORWARD, OPTIMIZER, UNPREPARED
+from .transitions import OPTIMIZER
 
 
 class Backwards:
@@ -208,40 +206,3 @@ def _complete(held: Sequence[Reduction]) -> None:
 def _holds(optimizer: Any, reduction: Reduction) -> bool:
     own = {id(parameter) for parameter in reduction.parameters}
     return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
-
-
-class Within:
-    """The backwards within forwards of one model, from the first one on.
-
-    Lightning's manual optimization makes them: the training step is the wrapped module's forward, and calls
-    ``prepare_for_backward`` before each backward. No output leads to these gradients, so each such backward counts as a
-    step: DDP is armed when it begins, and finalized when it ends, if it waits for gradients then. One that leaves DDP
-    without anything to wait for stays this rank's own, as in plain torch.
-    """
-
-    def __init__(self, hooked: Any, wrapper: Any) -> None:
-        self._hooked, self._wrapper = weakref.ref(hooked), weakref.ref(wrapper)
-
-    def backward_begins(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
-        """Called before each outermost backward; returns what :meth:`backward_ended` gets, None for others."""
-        hooked: Any = self._hooked()
-        if hooked is None or hooked.inside != threading.get_ident():
-            return None
-        hooked.backwards.done = 0
-        hooked.on(FORWARD)
-        return hooked
-
-    def backward_ended(self, hooked: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        """Called after such a backward, which has raised nothing."""
-        if hooked.state is ARMED:
-            # Its parameters had no hooks yet.
-            if self.is_unfinished():
-                hooked.backward_ended_unfinished(autograd.REACHES)
-            else:
-                hooked.on(UNPREPARED)
-        hooked.backwards.done = 0
-
-    def is_unfinished(self) -> bool:
-        """Return whether DDP waits for gradients: it was prepared, and some have come."""
-        wrapper = self._wrapper()
-        return wrapper is not None and bool(reducer.unfinished(wrapper.reducer))

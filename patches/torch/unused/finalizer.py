@@ -21,12 +21,11 @@ from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from ..pipeline.optimizer_hooks import Steps
 from . import backward_count, states, transitions, unregistered
-from .backward_count import Within
-from .gradient_hooks import Arrivals
-from .local_gradients import FirstStep, Outputs
+from .backward_check import BackwardCheck, BackwardInForward
+from .gradient_hooks import GradientHooks
+from .local_gradients import LocalGradients, Outputs
 from .ready_marks import Marks
 from .states import ARMED, FINALIZED, IDLE, PENDING, RUNNING
-from .steady import Steady
 from .used_map import UsedMap
 
 _AT_END = reducer.at_end_of_backward
@@ -45,7 +44,7 @@ class Finalizer:
         self.parameters = model.parameters
         self.state = IDLE
         self.backwards, self._all_backwards = backward_count.Backwards(model, steps), backwards
-        self.arrivals = Arrivals(self, self.parameters)
+        self.arrivals = GradientHooks(self, self.parameters)
         self._marks = Marks(model, self.arrivals, lambda: self.used.ask())
         self.used: UsedMap = UsedMap(model, self, self._marks, backwards)
         self._queue_end = functools.partial(_AT_END, self._backward_ended)
@@ -54,7 +53,7 @@ class Finalizer:
         # The state before that backward.
         self._before = IDLE
         # Keeps this rank's own gradients in a first step that may have more backwards.
-        self._first = FirstStep(self)
+        self._first = LocalGradients(self)
         # How many reductions have ended, and how many of them ddpfix has finalized.
         self.reductions = self._finalized = 0
         # Whether ddpfix finalized the last reduction; gradients after one that DDP finished itself are left alone.
@@ -64,12 +63,12 @@ class Finalizer:
         self.left_to_torch = False
         # The thread in which a forward of the wrapper runs, or 0, and the backwards that the program makes there.
         self.inside = 0
-        self.within: Optional[Within] = None
+        self.within: Optional[BackwardInForward] = None
         # How many checkpoints had hidden a part of a graph when DDP was armed.
         self.armed_at = self._begun_at = 0
         checks = states.add(self) and reducer.AT_ANY_TIME and autograd.TELLS
-        self._steady = Steady(model, self, backwards) if checks else None
-        if self._steady is None:
+        self._check = BackwardCheck(model, self, backwards) if checks else None
+        if self._check is None:
             self.arrivals.resume()
 
     def on(self, event: str) -> None:
@@ -100,6 +99,8 @@ class Finalizer:
     def forward_begins(self) -> None:
         """Called before a forward with gradients enabled."""
         self.inside = get_ident()
+        if self._check is not None and self._check.ends_later:
+            self._check.end()
         if self.used.is_due:
             self.used.settle()
         self._begun_at = autograd.HIDING[0]
@@ -112,8 +113,6 @@ class Finalizer:
                 self.stop_checking()
             if self.reductions >= _NOTICED_STEPS:
                 self.arrivals.pause()
-            if self._steady is not None and not self.arrivals.on and self._steady.may_mark(self.reductions):
-                self._marks.step_begins()
 
     def forward_ended(self, output: Any) -> None:
         """Called after a forward with gradients enabled: DDP is armed unless it ran under ``no_sync``."""
@@ -140,18 +139,20 @@ class Finalizer:
             self.arrivals.resume()
 
     def stop_checking(self) -> None:
-        """Have hooks on outputs and parameters from now on."""
-        if self._steady is not None:
-            self._steady.stop()
+        """Rely on hooks alone from now on."""
+        if self._check is not None:
+            self._check.stop()
 
     def backward_missed(self) -> None:
         """Finalize if DDP waits although a backward has ended, one of an engine that was called by hand."""
-        if self._steady is not None and self._steady.waits():
-            self._steady.backward_missed()
+        if self._check is not None and self._check.waits():
+            self._check.backward_missed()
 
     def arm(self) -> None:
         """Begin a reduction: DDP waits for gradients."""
         self._by_us = False
+        if self._check is not None:
+            self._check.forward_ended()
         self._marks.step_begins()
         self.used.step_begins()
         self._first.ended()
@@ -228,22 +229,24 @@ class Finalizer:
         if self.inside and self.within is not None:
             return transitions.MISSING if self.within.is_unfinished() else transitions.UNPREPARED
         last = self.backwards.ended()
-        if self._marks.is_complete(self._effect):
+        if self._is_complete():
             usual = self.reductions and self.backwards.usual and not self.left_out
             event = transitions.USUAL if usual else transitions.COMPLETE
             return transitions.TWICE if self.arrivals.arrived_twice else event
         return transitions.LEFT if self.left_to_torch else transitions.MISSING if last else transitions.MORE
 
+    def _is_complete(self) -> bool:
+        """Return whether DDP has finished by itself."""
+        if self._marks.is_complete(self._effect):
+            return True
+        # Behind a reentrant checkpoint the gradients of the step can be seen, and no node that they come to.
+        hidden = self._effect is autograd.UNSEEN and not self.arrivals.on
+        return hidden and self._check is not None and self._check.checks() and self._check.has_reduced()
+
     def finish(self) -> None:
         """End a step like most, which DDP has completed by itself."""
         self._by_us = self.left_to_torch = False
         self.count_reduction()
-
-    def catch_up(self) -> None:
-        """Note what this step has had so far, which is not noted while steps repeat each other."""
-        self.backwards.done = int(self.state is FINALIZED)
-        if self.state is FINALIZED:
-            self._marks.nothing_left_out()
 
     def wait(self) -> None:
         """Wait for a further backward of this step."""
@@ -311,7 +314,7 @@ class Finalizer:
         """Called when gradients are what they stay: no rank exchanges anything more about this reduction."""
         if self._by_us:
             self._first.reduced()
-        if self.used.is_on and (self._steady is None or not self._steady.checks()):
+        if self.used.is_on and (self._check is None or not self._check.checks()):
             # A rank has to notice each reduction after which the others exchange.
             self.arrivals.keep()
 
@@ -321,15 +324,15 @@ class Finalizer:
         self.state = IDLE
         self._first.ended()
         self.arrivals.release()
-        if self._steady is not None:
-            self._steady.release()
+        if self._check is not None:
+            self._check.release()
 
     def end(self) -> None:
         """Undo: remove all hooks from the model. A backward that runs already is still finalized."""
         states.discard(self)
         self.used.end()
-        if self._steady is not None:
-            self._steady.forget()
+        if self._check is not None:
+            self._check.forget()
         if self.within is not None:
             self._all_backwards.check_no_more(self.within)
         self.arrivals.end()

@@ -11,7 +11,7 @@ from .states import RUNNING, Reduction
 _COMPARED = 2
 
 
-class Arrivals:
+class GradientHooks:
     """Hooks on the nodes at which gradients arrive; they cost some microseconds each, also after they were removed.
 
     A model has them where it leaves parameters out, because a gradient that comes after the reduction has to be noticed

@@ -16,7 +16,7 @@ from .backward_count import Gradients
 from .states import Reduction
 
 
-class FirstStep:
+class LocalGradients:
     """Keeps the gradients of a rank, and the streams in which they came to the outputs, until the next step begins."""
 
     def __init__(self, reduction: Reduction) -> None:
@@ -93,7 +93,7 @@ class Outputs:
     def __init__(self, reached: Callable[[Any], None]) -> None:
         self._reached, self._hook = reached, Prehook(reached)
 
-    def hook(self, outputs: Iterable[Any], first: Optional[FirstStep]) -> None:
+    def hook(self, outputs: Iterable[Any], first: Optional[LocalGradients]) -> None:
         """Put a hook on each; in its first step the model notes which outputs a gradient has reached."""
         for tensor in outputs:
             if first is not None:

@@ -11,7 +11,7 @@ from ddpfix.ranks.store import lowest_rank
 
 from ..internals import autograd, modes, reducer
 from ..pipeline import ddp
-from .gradient_hooks import Arrivals
+from .gradient_hooks import GradientHooks
 from .skipped_layers import SKIPPED
 
 NOT_FINALIZED = (
@@ -29,7 +29,7 @@ class Marks:
         ask: called before something is left out that other ranks may have used.
     """
 
-    def __init__(self, model: ddp.Wrapped, arrivals: Arrivals, ask: Callable[[], None]) -> None:
+    def __init__(self, model: ddp.Wrapped, arrivals: GradientHooks, ask: Callable[[], None]) -> None:
         self._model, self._arrivals, self._ask = model, arrivals, ask
         self._parameters: Sequence[Any] = model.parameters
         self._absent = Absent(model)
@@ -56,10 +56,6 @@ class Marks:
     def reduction_begins(self) -> None:
         """Forget what was left out: DDP is armed."""
         self._arrivals.left_out, self._is_unseen = {}, False
-
-    def nothing_left_out(self) -> None:
-        """Record that DDP has completed a reduction by itself, in a step like most."""
-        self._absent.none()
 
     def complete(self) -> None:
         """Record that a reduction has ended to which each parameter has contributed."""

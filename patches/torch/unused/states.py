@@ -43,6 +43,8 @@ class Used(Protocol):
 
     def joined(self) -> None: ...
 
+    def end(self) -> None: ...
+
 
 class Reduction(Protocol):
     """The reduction of one model, see :class:`.finalizer.Finalizer`."""
@@ -53,6 +55,8 @@ class Reduction(Protocol):
     left_to_torch: bool
     # Of backwards within forwards, whose reductions are not all counted; None else.
     within: Any
+    # The thread in which a forward of the wrapper runs, or 0.
+    inside: int
     armed_at: int
 
     @property
@@ -83,6 +87,10 @@ class Reduction(Protocol):
     def settled(self) -> None: ...
 
     def backward_missed(self) -> None: ...
+
+    def backward_ended_unfinished(self, effect: str) -> None: ...
+
+    def hook_parameters(self) -> None: ...
 
     def stop_checking(self) -> None: ...
 
