@@ -16,8 +16,8 @@ from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.settings import SETTINGS, SettingsError, near
 
 _COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "report")
-# What ddpfix requires beside torch, by import name: an installation without dependencies may lack some.
-_REQUIRED = {"rich": "rich", "wrapt": "wrapt", "packaging": "packaging", "psutil": "psutil"}
+# What ddpfix requires beside torch (report: numpy), by import name: an installation may lack some.
+_REQUIRED = {"rich": "rich", "wrapt": "wrapt", "packaging": "packaging", "psutil": "psutil", "numpy": "numpy"}
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

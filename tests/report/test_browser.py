@@ -56,44 +56,6 @@ def test_it_opens_without_a_complaint_or_a_connection(
     tab.close()
 
 
-def test_the_bar_of_links_stays_and_marks_the_part(chromium: Any, pages: Dict[str, Path]) -> None:
-    tab = Tab(chromium, pages["two"], 390, 844, dark=False, touch=True)
-    tab.ready()
-    for part in ("time", "loss", "ranks", "findings"):
-        tab.page.evaluate(f"location.hash = '{part}'")
-        tab.page.wait_for_function(
-            f"() => document.querySelector('nav a[aria-current]')?.getAttribute('href') === '#{part}'", timeout=5000
-        )
-        seen = tab.page.evaluate(
-            "(() => { const bar = document.querySelector('nav').getBoundingClientRect(); const link ="
-            " document.querySelector('nav a[aria-current]').getBoundingClientRect();"
-            f" const part = document.querySelector('#{part}').getBoundingClientRect();"
-            " return [bar.top, bar.bottom, bar.height, link.left, link.right, part.top]; })()"
-        )
-        top, bottom, height, left, right, heading = seen
-        # In sight, also the link, and the part is not below the bar.
-        assert left >= 0 and right <= 390 and height < 60
-        assert part == "findings" or (top == 0 and (heading >= bottom or part == "ranks"))
-    tab.close()
-
-
-def test_in_a_tall_window_the_link_that_was_followed_is_marked(chromium: Any, pages: Dict[str, Path]) -> None:
-    """The last parts cannot reach the top of the window."""
-    tab = Tab(chromium, pages["one"], 1280, 2400, dark=False)
-    tab.ready()
-    marked = "document.querySelector('nav a[aria-current]').hash"
-    assert tab.page.evaluate(marked) == "#findings"
-    for part in ("settings", "done", "ranks", "unused", "done"):
-        tab.page.locator(f"nav a[href='#{part}']").click()
-        tab.page.wait_for_function(f"() => {marked} === '#{part}'", timeout=5000)
-        # The scrolling that follows a link does not take the mark away.
-        tab.page.wait_for_timeout(200)
-        assert tab.page.evaluate(marked) == f"#{part}"
-    tab.page.mouse.wheel(0, -5000)
-    tab.page.wait_for_function(f"() => {marked} === '#findings'", timeout=5000)
-    tab.close()
-
-
 def test_no_table_is_cut_on_a_phone(chromium: Any, pages: Dict[str, Path]) -> None:
     for name in ("two", "many"):
         tab = Tab(chromium, pages[name], 360, 800, dark=False, touch=True)
@@ -218,18 +180,6 @@ def test_the_keyboard_reaches_everything(chromium: Any, pages: Dict[str, Path]) 
     tab.page.locator("#time summary").first.focus()
     tab.page.keyboard.press("Enter")
     assert tab.page.locator("#time details table").first.is_visible()
-    tab.close()
-
-
-def test_another_layer_can_be_chosen(chromium: Any, pages: Dict[str, Path]) -> None:
-    tab = Tab(chromium, pages["many"], 1280, 900, dark=False)
-    tab.ready()
-    drawn = "JSON.stringify(document.getElementById('layer-ranks-0').data[0].z)"
-    before = tab.page.evaluate(drawn)
-    tab.page.locator("#layer-ranks-0-choice").select_option("5")
-    tab.page.wait_for_function(f"old => {drawn} !== old", arg=before)
-    hovered(tab, "layer-ranks-0", 0.5, 0.5, r"skipped in \d+ %")
-    assert tab.complaints == []
     tab.close()
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List
 
+import numpy as np
 import pytest
 
 from ddpfix.cli.report import compare, figures, findings, summary
-from ddpfix.cli.report.grids import Grid, Mean, Series, Timeline
+from ddpfix.cli.report.grids import Grid, Series, Timeline
 from tests.support import traces
 from tests.support.traces import GIB, Row
 
@@ -210,19 +211,19 @@ def test_a_row_that_stands_for_several_steps_counts_as_many(tmp_path: Path) -> N
 @pytest.mark.parametrize("steps", [1, 7, 8, 9, 64, 1001])
 def test_a_timeline_keeps_what_was_put_in_before_it_became_coarser(steps: int) -> None:
     timeline = Timeline(8)
-    total, most, mean, series = Grid(timeline), Grid(timeline, how="max"), Mean(timeline), Series(timeline)
+    total, most, series = Grid(timeline), Grid(timeline, how=np.fmax), Series(timeline)
     for step in range(1, steps + 1):
-        timeline.fit(step)
-        place = timeline.pieces([step])
-        for table in (total, most, mean):
-            table.put(0, place, [float(step)], None)
-        series.put(place, [float(step)], None)
+        columns, value = timeline.columns([step]), np.array([float(step)])
+        for table in (total, most):
+            table.put(0, columns, value)
+        series.put(columns, value, np.ones(1))
     spans = [range(first, min(last, steps) + 1) for first, last in timeline.spans()]
     assert len(spans) <= 8 and spans[-1][-1] == steps
-    assert list(total.rows[0]) == [sum(span) for span in spans]
-    assert list(most.rows[0]) == [max(span) for span in spans]
-    assert mean.values() == pytest.approx([sum(span) / len(span) for span in spans])
-    assert (series.low(), series.high()) == ([min(span) for span in spans], [max(span) for span in spans])
+    assert list(total.cells[0]) == [sum(span) for span in spans]
+    assert list(most.cells[0]) == [max(span) for span in spans]
+    found = series.data()
+    assert found["mean"] == pytest.approx([sum(span) / len(span) for span in spans])
+    assert (found["low"], found["high"]) == ([min(span) for span in spans], [max(span) for span in spans])
 
 
 def sentences(folder: Path) -> str:

@@ -73,8 +73,6 @@ def test_headings_landmarks_labels_and_ids(source: str) -> None:
             assert element.attributes.get(name, ids[0]) in ids
         if element.name == "a":
             assert element.attributes["href"][0] == "#" and element.attributes["href"][1:] in ids
-    chosen = [element.attributes["id"] for element in found.named("select")]
-    assert chosen == [element.attributes["for"] for element in found.named("label")]
     assert found.named("html")[0].attributes["lang"] == "en"
     assert found.elements[[e.name for e in found.elements].index("body") + 1].attributes["href"] == "#main"
 
@@ -141,7 +139,7 @@ def test_a_legend_stands_above_the_numbers_and_a_diamond_is_one(source: str) -> 
 def test_red_means_that_ranks_hold_up_each_other(source: str) -> None:
     """Not waiting, which is what the other ranks do, and not a peak of the memory."""
     red = {spec["id"].rpartition("-")[0] for spec in specs(Page(source)) if "var(--alone)" in json.dumps(spec)}
-    assert red == {"layers", "own"} or red == {"layers", "layer-ranks", "own"}
+    assert red == {"layers", "own"}
     assert len(set(re.findall(r"--(?:alone|wait|ink): (#\w+)", source))) == 6
 
 

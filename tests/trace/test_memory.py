@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, List, Optional
 
+import numpy as np
 import pytest
 
 from ddpfix.cli.report import findings, summary
@@ -78,7 +79,8 @@ def test_a_run_that_is_killed_in_a_usual_step_names_no_other_one(tmp_path: Path)
 
 
 def grown(used: List[Optional[float]], shapes: Any = None, rank: int = 3) -> Any:
-    return find(rank, range(1, len(used) + 1), used, [[4, 8]] * len(used) if shapes is None else shapes)
+    batches = [[4, 8]] * len(used) if shapes is None else shapes
+    return find(rank, range(1, len(used) + 1), np.array(used, dtype=float), batches)
 
 
 def test_growth_is_said_only_where_it_is_certain() -> None:

@@ -82,7 +82,7 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def _spec(run: int, figure: Figure) -> Data:
-    return {"id": _id(run, figure), **figure.spec, "choice": figure.choice[2] if figure.choice else None}
+    return {"id": _id(run, figure), **figure.spec}
 
 
 def _id(run: int, figure: Figure) -> str:
@@ -200,7 +200,6 @@ def _figure(run: int, figure: Figure, found: str, name: str, shared: bool) -> st
             "<figure>",
             f"<figcaption>{caption}</figcaption>" if caption else "",
             "" if shared else _legend(figure),
-            _choice(place, figure),
             f'<div class="plot" id="{place}" role="img" tabindex="0" aria-label="{text(said)}"></div>',
             f"<details><summary>Numbers<span> of {text(figure.title)}</span></summary>{_numbers(figure)}</details>",
             "</figure>",
@@ -219,17 +218,6 @@ def _legend(figure: Figure) -> str:
         for key in figure.legend
     )
     return f'<ul class="legend">{items}</ul>' if items else ""
-
-
-def _choice(place: str, figure: Figure) -> str:
-    if figure.choice is None:
-        return ""
-    label, names, chosen = figure.choice
-    options = "".join(
-        f'<option value="{number}"{" selected" if number == chosen else ""}>{text(name)}</option>'
-        for number, name in enumerate(names)
-    )
-    return f'<p><label for="{place}-choice">{text(label)}</label> <select id="{place}-choice">{options}</select></p>'
 
 
 def _numbers(figure: Figure) -> str:

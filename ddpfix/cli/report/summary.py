@@ -7,8 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, Optional, Sequence
 
-from ddpfix.cli.report.gather import SERIES, Gathered
-from ddpfix.cli.report.grids import known
+import numpy as np
+
+from ddpfix.cli.report.gather import Gathered
+from ddpfix.cli.report.grids import Array, divided, listed
 from ddpfix.trace import reader
 
 VERSION = 1
@@ -37,7 +39,7 @@ def data(gathered: Gathered) -> Dict[str, Any]:
     """Return all that was gathered, as lists, numbers and strings."""
     told = gathered.logged.data()
     expected = gathered.logged.world_size
-    missing = [rank for rank in range(min(expected, 2**20)) if rank not in gathered.row_of]
+    missing = [rank for rank in range(min(expected, 2**20)) if rank not in gathered.rank_rows.of]
     return {
         "ranks": len(gathered.ranks),
         "world_size": expected,
@@ -47,8 +49,8 @@ def data(gathered: Gathered) -> Dict[str, Any]:
         "rows": gathered.rows,
         "one_row_stands_for": gathered.thinned,
         "columns": [list(span) for span in gathered.timeline.spans()],
-        "rank_rows": [list(span) for span in gathered.spans()],
-        "series": {name: _series(gathered, name) for name in (*SERIES, "unused", "skipped")},
+        "rank_rows": [list(span) for span in gathered.rank_rows.spans],
+        "series": {name: series.data() for name, series in gathered.series.items()},
         "time": _time(gathered),
         "memory": _memory(gathered),
         "epochs": [{"epoch": epoch, "step": step} for epoch, step in sorted(gathered.epochs.items())],
@@ -59,11 +61,6 @@ def data(gathered: Gathered) -> Dict[str, Any]:
         "loss_lost": {"count": gathered.lost, "first": gathered.first_lost},
         **told,
     }
-
-
-def _series(gathered: Gathered, name: str) -> Dict[str, List[Optional[float]]]:
-    series = gathered.series[name]
-    return {"mean": series.mean(), "low": series.low(), "high": series.high()}
 
 
 def _samples(gathered: Gathered) -> Optional[float]:
@@ -95,20 +92,16 @@ def _time(gathered: Gathered) -> Dict[str, Any]:
         "mean": {name: _mean([each.get(name) for each in gathered.means.values()]) for name in names},
         "judged_steps": judged,
         "straggler": _straggler(per_rank, judged),
-        "outliers": _outliers(gathered),
-        "own": [known(row) for row in gathered.own.rows],
-        "wait": [gathered.waits.values(row) for row in range(len(gathered.spans()))],
+        # The steps that took a rank many times its usual time, the longest first.
+        "outliers": {"count": gathered.outliers_count, "steps": [each._asdict() for each in gathered.outliers]},
+        "own": listed(gathered.own.cells),
+        "wait": listed(gathered.waits.values()),
     }
 
 
 def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
     found = [value for value in values if value is not None]
     return sum(found) / len(found) if found else None
-
-
-def _outliers(gathered: Gathered) -> Dict[str, Any]:
-    """Return the steps that took a rank many times its usual time, the longest first."""
-    return {"count": gathered.outliers_count, "steps": [each._asdict() for each in gathered.outliers]}
 
 
 def _straggler(per_rank: List[Dict[str, Any]], judged: int) -> Optional[Dict[str, Any]]:
@@ -156,29 +149,15 @@ def _is_clear(ratio: float, slowest: int, judged: int, ranks: int) -> bool:
 
 def _memory(gathered: Gathered) -> Dict[str, Any]:
     """Return the most memory so far by row of ranks, and the steps that raised it for the run, with their batches."""
-    records: List[Dict[str, Any]] = []
-    most = -1.0
-    for peak in gathered.peaks.found:
-        if peak is not None and peak.bytes > most:
-            most = peak.bytes
-            records.append(peak._asdict())
+    records = [peak._asdict() for peak in gathered.peaks]
     return {
-        "of": "gpu" if any(value is not None for value in gathered.series["reserved"].mean()) else "process",
-        "peak": [_filled(known(row)) for row in gathered.peak_rows.rows],
+        "of": "gpu" if gathered.series["reserved"].overall() is not None else "process",
+        # A column without a row of the trace has what the one before it had.
+        "peak": listed(np.fmax.accumulate(gathered.peak_rows.cells, axis=1)),
         "records": _largest_rises(records),
         "records_count": len(records),
         "growth": None if gathered.growth is None else gathered.growth._asdict(),
     }
-
-
-def _filled(values: List[Optional[float]]) -> List[Optional[float]]:
-    """Return the most so far: a column without a row of the trace has what the one before it had."""
-    most: Optional[float] = None
-    found: List[Optional[float]] = []
-    for value in values:
-        most = value if most is None or (value is not None and value > most) else most
-        found.append(most)
-    return found
 
 
 def _largest_rises(records: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
@@ -193,29 +172,27 @@ def _largest_rises(records: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
 
 def _layers(gathered: Gathered) -> Optional[Dict[str, Any]]:
     """Return the layers that ranks skipped; None where the model has none to skip, or nobody noted it."""
-    timeline = gathered.layer_time
-    if timeline is None:
+    if gathered.skipped is None:
         return None
+    timeline, names = gathered.timeline, gathered.layers
     compared = [(number, step) for number, step in sorted(gathered.steps.items()) if step.ranks > 1]
     parted = [(number, step.some & ~step.every) for number, step in compared if step.some & ~step.every]
-    columns = [[0] * timeline.count for _ in gathered.layers]
+    columns = [[0] * timeline.count for _ in names]
     for number, mask in parted:
         for layer in _bits(mask):
             columns[layer][(number - 1) // timeline.width] += 1
     first = {layer: number for number, mask in reversed(parted) for layer in _bits(mask)}
-    rows = sorted(set(gathered.layer_row_of.values()))
-    skipped = [
-        [_shares(grid.rows[row], gathered.layer_known[0].rows[row]) for row in rows] for grid in gathered.layer_grids
-    ]
+    skipped, known = gathered.skipped.skipped(len(names)), gathered.skipped.known.cells
+    shares = divided(skipped, np.broadcast_to(known, skipped.shape))
     return {
-        "names": gathered.layers,
+        "names": names,
         "columns": [list(span) for span in timeline.spans()],
-        "rank_rows": [list(_ends(gathered.layer_row_of, row)) for row in rows],
-        "skipped": skipped,
-        "skipped_share": [_share(grid.rows, gathered.layer_known[0].rows) for grid in gathered.layer_grids],
+        "rank_rows": [list(span) for span in gathered.skipped.rows.spans],
+        "skipped": listed(np.round(shares, 4)),
+        "skipped_share": listed(divided(skipped.sum(axis=(1, 2)), np.full(len(names), known.sum()))),
         "disagreed": columns,
         "disagreed_steps": [sum(each) for each in columns],
-        "first_disagreement": [first.get(layer) for layer in range(len(gathered.layers))],
+        "first_disagreement": [first.get(layer) for layer in range(len(names))],
         "compared_steps": len(compared),
         "steps_with_disagreement": len(parted),
         "first_step_with_disagreement": parted[0][0] if parted else None,
@@ -227,28 +204,14 @@ def _bits(mask: int) -> List[int]:
     return [place for place in range(mask.bit_length()) if mask >> place & 1]
 
 
-def _ends(row_of: Dict[int, int], row: int) -> Sequence[int]:
-    ranks = [rank for rank, there in row_of.items() if there == row]
-    return ranks[0], ranks[-1]
-
-
-def _shares(sums: Sequence[float], weights: Sequence[float]) -> List[Optional[float]]:
-    return [round(total / weight, 4) if weight else None for total, weight in zip(sums, weights)]
-
-
-def _share(sums: Sequence[Sequence[float]], weights: Sequence[Sequence[float]]) -> Optional[float]:
-    weight = sum(map(sum, weights))
-    return sum(map(sum, sums)) / weight if weight else None
-
-
 def _unused(gathered: Gathered) -> Dict[str, Any]:
     """Parameters without a gradient, those with the same history together, by how often they had none."""
-    weights = gathered.unused_known.rows[0]
-    whole = sum(weights)
+    known = gathered.unused_known.cells[0]
+    whole = float(known.sum())
     groups: Dict[bytes, List[int]] = {}
-    for index in sorted(gathered.unused):
-        groups.setdefault(gathered.unused[index].rows[0].tobytes(), []).append(index)
-    entries = [_group(gathered, members, weights, whole) for members in groups.values()]
+    for index, row in sorted(gathered.unused_rows.items()):
+        groups.setdefault(gathered.unused.cells[row].tobytes(), []).append(index)
+    entries = [_group(gathered, members, known, whole) for members in groups.values()]
     entries.sort(key=lambda entry: -float(entry["share"]))
     return {
         "known": whole > 0,
@@ -261,16 +224,16 @@ def _unused(gathered: Gathered) -> Dict[str, Any]:
     }
 
 
-def _group(gathered: Gathered, members: List[int], weights: Sequence[float], whole: float) -> Dict[str, Any]:
-    counts = gathered.unused[members[0]].rows[0]
+def _group(gathered: Gathered, members: List[int], known: Array, whole: float) -> Dict[str, Any]:
+    counts = gathered.unused.cells[gathered.unused_rows[members[0]]]
     names = [gathered.parameters[i] if i < len(gathered.parameters) else f"parameter {i}" for i in members]
     return {
         "name": _together(names),
         "names": names[:NAMED],
         "count": len(names),
-        "share": sum(counts) / whole if whole else 0.0,
-        "always": bool(whole) and sum(counts) >= whole,
-        "shares": _shares(counts, weights),
+        "share": float(counts.sum()) / whole if whole else 0.0,
+        "always": bool(whole) and bool(counts.sum() >= whole),
+        "shares": listed(np.round(divided(counts, known), 4)),
     }
 
 

@@ -38,9 +38,8 @@ class Figure(NamedTuple):
 
     Attributes:
         name: the same for the same figure of two runs.
-        spec: ``data`` and ``layout`` for plotly.js, ``meta`` for the page, and ``compact``, the height on a phone.
+        spec: ``data`` and ``layout`` for plotly.js, and ``meta`` for the page.
         is_scale: whether colours between those of the legend stand for what lies between.
-        choice: a label and the names to choose from, where the figure shows one of several.
     """
 
     name: str
@@ -51,7 +50,6 @@ class Figure(NamedTuple):
     table: Table
     legend: Sequence[Key] = ()
     is_scale: bool = False
-    choice: Optional[Tuple[str, Sequence[str], int]] = None
 
 
 def label(text: str, longest: int = 24) -> str:
@@ -146,12 +144,10 @@ def heatmap(
         "autorange": "reversed",
         "showgrid": False,
     }
-    many = len(labels) > 30
-    height = max(120, min(560, 70 + (9 if many else 16) * len(labels)))
-    compact = max(110, min(360, 70 + (6 if many else 11) * len(labels)))
+    height = max(120, min(560, 70 + (9 if len(labels) > 30 else 16) * len(labels)))
     drawn = layout("step", "", height, xaxis={"showgrid": False, **whole_ticks(columns)}, yaxis=axis)
     hover = {**meta, "columns": steps_of(columns, last), "rows": [label(each, 60) for each in labels]}
-    found: Data = tidy({"data": [trace], "layout": drawn, "meta": hover, "compact": compact})
+    found: Data = tidy({"data": [trace], "layout": drawn, "meta": hover})
     return found
 
 

@@ -30,9 +30,7 @@ def make(data: Data, most: Scales) -> List[Figure]:
         hovermode="x",
         annotations=_notes(memory["records"]),
     )
-    spec = tidy(
-        {"data": [*lines, _records(memory["records"])], "layout": drawn, "meta": {"kind": "plain"}, "compact": 180}
-    )
+    spec = tidy({"data": [*lines, _records(memory["records"])], "layout": drawn, "meta": {"kind": "plain"}})
     about = "The highest so far. A diamond marks a step that set a new peak; hover over it for the largest batch."
     if memory["of"] == "process":
         about += " No GPU: resident memory of each process."

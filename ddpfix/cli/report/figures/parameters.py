@@ -69,7 +69,7 @@ def _curve(data: Data, name: str, title: str, ends: Tuple[float, float]) -> List
         "step", title.lower(), 260, xaxis=whole_ticks(data["columns"]), yaxis={"range": list(ends)}, hovermode="x"
     )
     drawn["shapes"] = [_epoch(each["step"]) for each in data["epochs"][1:]] if len(data["epochs"]) <= _EPOCHS else []
-    spec = tidy({"data": [*traces, mean], "layout": drawn, "meta": {"kind": "plain"}, "compact": 170})
+    spec = tidy({"data": [*traces, mean], "layout": drawn, "meta": {"kind": "plain"}})
     about = f"{title}: mean of the ranks (line), smallest to largest (band)"
     about += ", start of an epoch (dots)." if drawn["shapes"] else "."
     picked = range(0, len(x), -(-len(x) // 50))

@@ -63,8 +63,7 @@ def _bars(data: Data, longest: float) -> Figure:
     about = "Median seconds per step of each rank, first step excluded. Backward excludes the wait."
     if len(time["per_rank"]) > BARS:
         about += " A bar is the mean of neighbouring ranks; the straggler has a separate bar."
-    compact = max(100, min(520, 60 + 20 * len(groups)))
-    spec = tidy({"data": traces, "layout": drawn, "meta": {"kind": "plain"}, "compact": compact})
+    spec = tidy({"data": traces, "layout": drawn, "meta": {"kind": "plain"}})
     legend = [Key(trace["marker"]["color"], trace["name"]) for trace in traces]
     return Figure("time", "time", "Time per step of each rank", about, spec, _table(time), legend)
 
