@@ -7,9 +7,11 @@ ddpfix, through any number of our wrappers, and costs nothing in a call.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from types import CodeType, FrameType, FunctionType
-from typing import Any, TypeVar
+from typing import Any, Callable, TypeVar
 
 from ddpfix.user_code import OWN
 
@@ -44,3 +46,20 @@ def _is_named(code: CodeType) -> bool:
 def is_between(frame: FrameType) -> bool:
     """Return whether this is the frame of such a function."""
     return _is_named(frame.f_code)
+
+
+def looks_like(original: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the closure with the name, the signature and the source of what it calls.
+
+    A signature is asked for with or without what a function wraps; a second wrapper shows its own in the latter case,
+    and has to be found by the former.
+
+    Args:
+        original: the function.
+        closure: calls it.
+    """
+    shown = uncounted(functools.wraps(original)(closure))
+    if type(original) is FunctionType and not hasattr(original, "__wrapped__"):
+        with contextlib.suppress(TypeError, ValueError):
+            shown.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    return shown

@@ -13,7 +13,7 @@ from typing import Any, Callable, ContextManager, Iterable, List, Optional, Set,
 
 from ddpfix import log
 from ddpfix.modules import assign
-from ddpfix.patching.appearance import looks_like
+from ddpfix.patching.attribution import looks_like
 from ddpfix.patching.layers import IN_PLACE, LOCK, Record, named_copies, relink, take_back_copies
 
 

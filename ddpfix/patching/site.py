@@ -14,9 +14,8 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ddpfix.modules import assign, contents
-from ddpfix.patching.appearance import looks_like
+from ddpfix.patching.attribution import looks_like
 from ddpfix.patching.layers import IN_PLACE, LOCK, Record, is_proxy, stale_copies, take_back_copies
-from ddpfix.patching.registry import Registry as Registry
 from ddpfix.patching.wrapped import Layer, called_by
 
 if TYPE_CHECKING:
@@ -27,6 +26,33 @@ else:
 
 
 T = TypeVar("T")
+
+
+class Registry(List[T]):
+    """Entries that are used later, in the order in which they were registered.
+
+    Attributes:
+        at: where its entries are used, written like a target of the matrix, or in words.
+    """
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+        # Several patches may register one item: it goes with the last of them.
+        self._holders: List[T] = []
+
+    def hold(self, item: T) -> None:
+        """Put an item in, unless it is there, once more."""
+        self._holders.append(item)
+        if item not in self:
+            self.append(item)
+
+    def release(self, item: T) -> None:
+        """Take an item out that was held as often as this."""
+        if item in self._holders:
+            self._holders.remove(item)
+        if item not in self._holders and item in self:
+            self.remove(item)
 
 
 class PatchError(RuntimeError):

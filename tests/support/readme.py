@@ -141,7 +141,7 @@ def faults() -> str:
 def transitions() -> str:
     """The transitions of a reduction, a line for all states that an event takes to the same one."""
     # Not at the head of this file: torch is imported with it.
-    from ddpfix.patches.torch.unused.transitions import TRANSITIONS
+    from ddpfix.patches.torch.unused.states import TRANSITIONS
 
     states: Dict[Tuple[str, str, str], List[str]] = {}
     for (state, event), (action, after) in TRANSITIONS.items():

@@ -10,7 +10,7 @@ import functools
 from typing import Any, Callable, Optional, Sequence
 
 from ddpfix.patching import attribution, tracebacks
-from ddpfix.patching.appearance import looks_like
+from ddpfix.patching.attribution import looks_like
 from ddpfix.patching.site import Site
 
 from ..internals import autograd

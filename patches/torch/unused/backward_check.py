@@ -17,8 +17,7 @@ from ..internals import autograd, modes, reducer
 from ..internals.tensors import written
 from ..pipeline import ddp
 from ..pipeline.backward import RUNS, Backwards
-from .states import ARMED, FINALIZED, Reduction
-from .transitions import FORWARD, UNPREPARED, USUAL
+from .states import ARMED, FINALIZED, FORWARD, UNPREPARED, USUAL, Reduction
 
 # The gradient of one parameter in front of a backward, and how often it was written to.
 Before = Tuple[Any, int]

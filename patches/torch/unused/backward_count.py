@@ -20,8 +20,7 @@ from ddpfix.ranks.store import roll_call
 from ..internals import process_groups, tensors
 from ..pipeline import ddp
 from ..pipeline.optimizer_hooks import Steps
-from .states import ARMED, PENDING, PLACE, RUNNING, Reduction, all_finalized, reductions
-from .transitions import OPTIMIZER
+from .states import ARMED, OPTIMIZER, PENDING, PLACE, RUNNING, Reduction, all_finalized, reductions
 
 
 class Backwards:

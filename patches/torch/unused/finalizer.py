@@ -20,7 +20,7 @@ from ..internals import autograd, reducer
 from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from ..pipeline.optimizer_hooks import Steps
-from . import backward_count, states, transitions, unregistered
+from . import backward_count, states, unregistered
 from .backward_check import BackwardCheck, BackwardInForward
 from .gradient_hooks import GradientHooks
 from .local_gradients import LocalGradients, Outputs
@@ -72,11 +72,11 @@ class Finalizer:
             self.arrivals.resume()
 
     def on(self, event: str) -> None:
-        """Take the transition of this event, if the state has one (:mod:`.transitions`)."""
-        transition = transitions.TRANSITIONS.get((self.state, event))
+        """Take the transition of this event, if the state has one (:mod:`.states`)."""
+        transition = states.TRANSITIONS.get((self.state, event))
         if transition is not None:
             action, state = transition
-            self.state = self._before if state is transitions.BEFORE else state
+            self.state = self._before if state is states.BEFORE else state
             if action:
                 getattr(self, action)()
 
@@ -118,7 +118,7 @@ class Finalizer:
         """Called after a forward with gradients enabled: DDP is armed unless it ran under ``no_sync``."""
         self.inside = 0
         is_reduced = self._wrapper().require_backward_grad_sync  # type: ignore[union-attr]
-        self.on(transitions.FORWARD if is_reduced else transitions.LOCAL_FORWARD)
+        self.on(states.FORWARD if is_reduced else states.LOCAL_FORWARD)
         if self.state is not ARMED:
             return
         outputs = [each for each in ddp.tensors(output) if each.requires_grad and each.grad_fn is not None]
@@ -182,7 +182,7 @@ class Finalizer:
                 self.arrivals.keep()
         elif self.state is not FINALIZED or self._effect is not autograd.UNSURE:
             self._before = self.state
-            self.on(transitions.GRADIENT)
+            self.on(states.GRADIENT)
 
     def arm_again(self) -> None:
         """Reduce the gradients of one more backward of a step, as those of a backward after a forward."""
@@ -225,15 +225,15 @@ class Finalizer:
         """Return the event that the end of this backward is."""
         if self._effect is autograd.UNSURE and not self._marks.any_arrived():
             # It was for something else, or this rank has used no parameter, which nobody can tell apart.
-            return transitions.FOREIGN
+            return states.FOREIGN
         if self.inside and self.within is not None:
-            return transitions.MISSING if self.within.is_unfinished() else transitions.UNPREPARED
+            return states.MISSING if self.within.is_unfinished() else states.UNPREPARED
         last = self.backwards.ended()
         if self._is_complete():
             usual = self.reductions and self.backwards.usual and not self.left_out
-            event = transitions.USUAL if usual else transitions.COMPLETE
-            return transitions.TWICE if self.arrivals.arrived_twice else event
-        return transitions.LEFT if self.left_to_torch else transitions.MISSING if last else transitions.MORE
+            event = states.USUAL if usual else states.COMPLETE
+            return states.TWICE if self.arrivals.arrived_twice else event
+        return states.LEFT if self.left_to_torch else states.MISSING if last else states.MORE
 
     def _is_complete(self) -> bool:
         """Return whether DDP has finished by itself."""
@@ -258,7 +258,7 @@ class Finalizer:
         left, self.left_to_torch = self.left_to_torch, False
         if not left:
             self.backwards.ended()
-        self.on(transitions.LEFT if left else transitions.MISSING)
+        self.on(states.LEFT if left else states.MISSING)
 
     def reduce_again(self) -> None:
         """Reduce gradients that came after DDP's own end in one backward (a module in two reentrant checkpoints)."""
@@ -284,7 +284,7 @@ class Finalizer:
 
     def _marked(self) -> None:
         self._marks.check_finished(is_first=not self.reductions)
-        self.on(transitions.MARKED)
+        self.on(states.MARKED)
 
     def finalized(self) -> None:
         """End a reduction that ddpfix has finalized."""
