@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 
-from ddpfix import devices
-from ddpfix.models import internals
-from ddpfix.probing import phases, subject
-from ddpfix.probing.advice import advise
+from ddpfix.models import graph, internals
+from ddpfix.probing import phases
 from ddpfix.probing.module_calls import ModuleCalls
 from ddpfix.probing.restore import kept
-from ddpfix.probing.result import Memory, Result
+from ddpfix.probing.result import Result
 from ddpfix.probing.subject import Subject
 from ddpfix.user_code import module_of
 
@@ -84,11 +83,9 @@ class _Run:
         self._loss = ""
         # In the order of their first appearance.
         self.notes: Dict[str, None] = {}
-        # None where its memory is estimated, as for the host: an allocator that counts no peak says nothing.
-        device = subject.device()
-        self._device = None if devices.peak_memory(device) is None else device
-        self._memory = Memory("estimate" if self._device is None else "device")
-        self._saved = phases.Saved(subject.model)
+        self._estimate = phases.Estimate(subject.model)
+        self._phases = phases.Phases(self._estimate.now, "estimate")
+        self._phases.device = subject.device()
 
     def steps(self, batches: Iterator[Any], wanted: int) -> Result:
         """Observe some steps, and say what they show."""
@@ -114,18 +111,19 @@ class _Run:
 
     def step(self, batch: Any) -> None:
         given = _copied(batch)
-        self._peak()
-        with self._saved.counted() if self._device is None else contextlib.nullcontext():
+        with contextlib.nullcontext() if self._phases.is_on_device() else self._estimate.counted():
+            self._phases.enter("forward")
             output = _called(self._subject.model, given)
             loss = self._loss_of(output, given)
-        self._after_forward()
+        self._phases.enter("backward")
         if loss.requires_grad:
             loss.backward()
         else:
             self.notes["in some steps the loss has no graph, and no parameter got a gradient"] = None
         if self._calls.failure is not None:
             raise RuntimeError(f"the model could not be observed: {self._calls.failure!r}") from self._calls.failure
-        self._after_backward()
+        self._estimate.now()
+        self._phases.enter("")
         self._subject.close()
         self._subject.steps += 1
         for _, parameter in self._subject.parameters:
@@ -140,37 +138,17 @@ class _Run:
             loss, self._loss = _own_loss(output)
         return loss if loss.numel() == 1 else loss.mean()
 
-    def _peak(self) -> int:
-        """Return the peak on the device since the last call; 0 where there is none."""
-        if self._device is None:
-            return 0
-        peak = devices.peak_memory(self._device)
-        devices.forget_peak(self._device)
-        return peak or 0
-
-    def _after_forward(self) -> None:
-        found, saved = self._memory, self._saved.take()
-        model = self._subject.model
-        found.parameters = phases.size((*model.parameters(), *model.buffers()))
-        if self._device is None:
-            found.saved = max(found.saved or 0, saved)
-        found.forward = max(found.forward or 0, self._peak() or found.parameters + saved)
-
-    def _after_backward(self) -> None:
-        found = self._memory
-        found.gradients = max(found.gradients, phases.size(p.grad for _, p in self._subject.parameters))
-        estimate = found.parameters + (found.saved or 0) + found.gradients
-        found.backward = max(found.backward or 0, self._peak() or estimate)
-
     def result(self, steps: int) -> Result:
         found = self._subject.result()
-        found.loss, found.memory = self._loss, self._memory
+        found.loss, found.memory = self._loss, self._phases.memory()
+        if found.memory is not None:
+            of_model = {name: getattr(self._estimate, name) for name in ("parameters", "gradients", "saved")}
+            found.memory = replace(found.memory, **of_model)
         found.notes += self.notes
         if found.steps < steps:
             found.notes.append(f"the batches ended after {found.steps} of {steps} steps")
         if not self._subject.passes:
             found.notes.append("no training forward was observed: the model is compiled, or calls no module")
-        advise(found, self._subject.skipping(), self._subject.names())
         return found
 
 
@@ -189,10 +167,10 @@ def _own_loss(output: Any) -> Tuple[Any, str]:
         return output[0], "the first entry of the output"
     if _is_number(output):
         return output, "the output"
-    summed: List[Any] = [t.float().sum() for t in subject.tensors(output) if t.is_floating_point() and t.requires_grad]
+    summed: List[Any] = [t.float().sum() for t in graph.tensors_in(output) if t.is_floating_point() and t.requires_grad]
     if summed:
         return torch.stack([each.to(summed[0].device) for each in summed]).sum(), _SUM
-    if any(True for _ in subject.tensors(output)):
+    if graph.tensors_in(output):
         return torch.zeros(()), "none: no output has a graph"
     raise TypeError(f"the output, a {type(output).__name__}, contains no tensor: pass loss_fn(output, batch)")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Dict, Optional, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
 import torch
 
@@ -30,17 +30,21 @@ class Phases:
 
     Attributes:
         phase: the one that has begun last; "" between steps.
+
+    Args:
+        measure: gives the memory in use where no allocator counts a peak; called ``name`` in the result.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, measure: Callable[[], Optional[int]] = resident, name: str = "resident") -> None:
         self.device: Any = None
         self._peaks: Dict[str, int] = {}
         self.phase = ""
+        self._measure, self._name = measure, name
 
     def enter(self, phase: str) -> None:
         """A phase begins, and the one before it ends; "" is none of them."""
         self.look()
-        if self._is_on_device():
+        if self.is_on_device():
             devices.forget_peak(self.device)
         self.phase = phase
         self.look()
@@ -49,50 +53,65 @@ class Phases:
         """Take the memory of this moment (on an accelerator, the peak since the phase began) into account."""
         if not self.phase:
             return
-        now = devices.peak_memory(self.device) if self._is_on_device() else resident()
+        now = devices.peak_memory(self.device) if self.is_on_device() else self._measure()
         if now is not None:
             self._peaks[self.phase] = max(self._peaks.get(self.phase, 0), int(now))
 
-    def _is_on_device(self) -> bool:
-        return self.device is not None and devices.is_accelerator(self.device)
+    def is_on_device(self) -> bool:
+        """Return whether the allocator of a device counts its peak."""
+        return self.device is not None and devices.peak_memory(self.device) is not None
 
     def memory(self) -> Optional[Memory]:
         """Return the peaks; None where nothing is known."""
         if not self._peaks:
             return None
-        found = Memory("device" if self._is_on_device() else "resident")
-        found.forward, found.backward = self._peaks.get("forward"), self._peaks.get("backward")
-        found.optimizer = self._peaks.get("optimizer")
-        return found
+        return Memory("device" if self.is_on_device() else self._name, **self._peaks)
 
 
-class Saved:
-    """Counts the tensors that a forward keeps for its backward; each storage once, and parameters not at all."""
+class Estimate:
+    """Estimates the memory of a model: parameters, buffers, gradients, and what a forward keeps for its backward.
+
+    Of that, each storage counts once, and parameters not at all.
+
+    Attributes:
+        parameters: bytes of the parameters and buffers.
+        gradients: the most bytes of gradients.
+        saved: the most bytes of tensors kept for a backward; None where they were not counted.
+    """
 
     def __init__(self, model: Any) -> None:
-        self._known: Set[int] = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        self._kept: Dict[int, int] = {}
+        self._model, tensors = model, [*model.parameters(), *model.buffers()]
+        self._known: Set[int] = {_storage(tensor) for tensor in tensors}
+        self._kept: Set[int] = set()
+        self._bytes = 0
         # Whatever is on the way: a storage that is freed leaves its address to the next one.
-        self._alive: list[Any] = []
+        self._alive: List[Any] = []
+        self.parameters, self.gradients = size(tensors), 0
+        self.saved: Optional[int] = None
 
-    def counted(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the length of one forward."""
-        context: Any = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
-        return context  # type: ignore[no-any-return]
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """The length of one forward."""
+        self._bytes = 0
+        with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
+            yield
+        self._kept.clear()
+        self._alive.clear()
+        self.saved = max(self.saved or 0, self._bytes)
 
     def _keep(self, tensor: Any) -> Any:
         place = _storage(tensor)
         if place and place not in self._known and place not in self._kept:
-            self._kept[place] = tensor.numel() * tensor.element_size()
+            self._kept.add(place)
+            self._bytes += tensor.numel() * tensor.element_size()
             self._alive.append(tensor.detach())
         return tensor
 
-    def take(self) -> int:
-        """Return the bytes since the last call."""
-        total = sum(self._kept.values())
-        self._kept.clear()
-        self._alive.clear()
-        return total
+    def now(self) -> int:
+        """Return the bytes that are in use."""
+        gradients = size(parameter.grad for parameter in self._model.parameters())
+        self.gradients = max(self.gradients, gradients)
+        return self.parameters + gradients + self._bytes
 
 
 def _storage(tensor: Any) -> int:

@@ -10,7 +10,6 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from ddpfix import log
-from ddpfix.probing.advice import advise
 from ddpfix.probing.module_calls import ModuleCalls, Past
 from ddpfix.probing.owners import Owners
 from ddpfix.probing.phases import Phases
@@ -52,10 +51,8 @@ class Program:
         for subject in self.owners.subjects:
             if not subject.passes:
                 continue
-            result = subject.result()
-            result.under = _under(subject)
-            advise(result, subject.skipping(), subject.names())
-            found.append(result)
+            found.append(subject.result())
+            found[-1].under = _under(subject)
         return found
 
     def _owner(self, module: Any, around: List[Any]) -> Any:

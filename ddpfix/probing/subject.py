@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 import torch
 
 from ddpfix.layerdrop import cover
-from ddpfix.models import internals, parameter_names, wrap_hooks
+from ddpfix.models import graph, internals, wrap_hooks
+from ddpfix.probing import facts
+from ddpfix.probing.advice import advise
 from ddpfix.probing.result import Checkpoint, Result, Skipping
+from ddpfix.rules import unused
+from ddpfix.rules.names import collapsed
+from ddpfix.rules.names import modules as in_words
+from ddpfix.rules.unused import Seen
 from ddpfix.user_code import line
 
 # DDP takes a parameter as ready also where autograd sends it no gradient. Before torch 2.1 that is how ddpfix finalizes
@@ -35,7 +41,6 @@ class Subject:
         self._behind: Counter[str] = Counter()
         self._hidden: Set[str] = set()
         self._twice: Set[str] = set()
-        self._with_grad: Set[Any] = set()
         self._undefined: Set[int] = set()
         self._most: Counter[Any] = Counter()
         self._checkpointed: Dict[Any, bool] = {}
@@ -88,22 +93,20 @@ class Subject:
             again: whether this is a recomputation in backward.
             first: whether no other module of this model is around the call.
         """
-        enabled = torch.is_grad_enabled()
-        if enabled:
-            self._with_grad.add(module)
         if again:
             if first:
                 self._checkpointed[module] = self._modes.get(module, {True}) == {False}
             return
         self._now[module] += 1
-        self._modes.setdefault(module, set()).add(enabled)
+        self._modes.setdefault(module, set()).add(torch.is_grad_enabled())
 
     def returned(self, output: Any) -> None:
         """The output of a forward that no other module of this model is around."""
         self._has_returned = True
-        found = leaves(output)
-        if found is not None:
-            self._reached = found if self._reached is None else self._reached | found
+        roots = [tensor for tensor in graph.tensors_in(output) if tensor.requires_grad]
+        if roots:
+            leaves = map(id, (*roots, *graph.leaves(roots)))
+            self._reached = {*leaves, *(self._reached or ())}
 
     def close(self) -> None:
         if not self.is_open:
@@ -125,11 +128,6 @@ class Subject:
             self._most[module] = max(self._most[module], count)
         self._count_turns()
         self.arrived, self._reached = Counter(), None
-        self._now, self._modes = Counter(), {}
-
-    def drop(self) -> None:
-        """Forget the pass that is open: no gradient has arrived, and none was wanted."""
-        self.is_open, self.arrived, self._reached = False, Counter(), None
         self._now, self._modes = Counter(), {}
 
     def end(self) -> None:
@@ -170,7 +168,7 @@ class Subject:
                 turns[1] += sum(1 for layer in layers if self._now[layer])
 
     def result(self) -> Result:
-        """Return the observations so far, without the advice."""
+        """Return the observations so far, with the advice."""
         frozen = sum(1 for _, parameter in self.parameters if not parameter.requires_grad)
         found = Result(type(self.model).__name__, trainable=len(self.parameters) - frozen, frozen=frozen)
         found.steps, found.passes = self.steps, self.passes
@@ -181,7 +179,7 @@ class Subject:
         found.sometimes = missing
         found.outside = [name for name in (*found.always, *missing) if self._behind[name]]
         found.never_ran = self._never_ran(set(found.always))
-        found.why = {name: why for name in (*found.always, *missing) for why in [self._why(name)] if why}
+        found.why = self._causes({**dict.fromkeys(found.always, self.passes), **missing}, set(found.outside))
         found.skips = self._skips()
         found.reasons = wrap_hooks.reasons(self.model)
         found.checkpointing = [
@@ -194,7 +192,7 @@ class Subject:
         empty = [name for name, parameter in self.parameters if id(parameter) in self._undefined]
         if empty and self._undefined_counts:
             found.notes.append(
-                f"{parameter_names.in_short(empty, self.names())}: used by a function that gives no gradient"
+                f"{in_words(collapsed(empty, self.trained()))}: used by a function that gives no gradient"
             )
         found.shared = shared(self.model)
         found.repeated = {
@@ -202,13 +200,14 @@ class Subject:
             for module, most in self._most.items()
             if most > 1 and any(p.requires_grad for p in module.parameters(recurse=False))
         }
+        advise(found, self._skipping(), self.trained())
         return found
 
-    def names(self) -> List[str]:
-        """Of all parameters."""
-        return [name for name, _ in self.parameters]
+    def trained(self) -> List[str]:
+        """Return the names of the parameters that train."""
+        return [name for name, parameter in self.parameters if parameter.requires_grad]
 
-    def skipping(self) -> List[str]:
+    def _skipping(self) -> List[str]:
         """Return the classes that skip layers in training, in words; layers of one class with the same rate once."""
         found = [
             f"{type(module).__name__} (rate {rate:g}) skips layers at random"
@@ -236,24 +235,21 @@ class Subject:
                 names.append(name)
         return names
 
-    def _why(self, name: str) -> str:
-        holder, _, _ = name.rpartition(".")
-        module = self.model.get_submodule(holder) if holder else self.model
-        times = self.called[module]
-        if not times and self.without[name] == self.passes:
-            return "not called"
-        while not times and holder:
-            # The module around it reads its parameters (the projections of attention).
-            holder, _, _ = holder.rpartition(".")
-            module = self.model.get_submodule(holder) if holder else self.model
-            times = self.called[module]
-        if self._behind[name]:
-            return "behind an output that is not part of the loss"
-        if module not in self._with_grad:
-            return "called without gradients (torch.no_grad)"
-        if times < self.passes:
-            return f"called in {times} of {self.passes} passes"
-        return "called, but the loss does not depend on it" if name not in self._hidden else ""
+    def _causes(self, without: Mapping[str, int], outside: Set[str]) -> Dict[str, str]:
+        """Return for each parameter without gradient why it has none."""
+        modules = {name: module for module, name in self.modules.items()}
+        alike: Dict[Tuple[int, bool], List[str]] = {}
+        for name, missing in without.items():
+            alike.setdefault((missing, name in outside), []).append(name)
+        seen = []
+        for (missing, is_outside), names in alike.items():
+            for group in collapsed(names, self.trained()):
+                times = max(self.called[module] for module in facts.holders(modules, group))
+                ran = times == self.passes or times > 0 and missing == self.passes
+                output, skips = "an output" if is_outside else "", facts.skips(modules, group)
+                seen.append((group, Seen(self.passes, missing, ran, times > 0, output, skips)))
+        found = unused.causes(seen)
+        return {name: cause.finding.cause for cause in found for group in cause.groups for name in group.names}
 
 
 def shared(model: Any) -> List[List[str]]:
@@ -278,39 +274,3 @@ def _layers(module: Any) -> List[Any]:
         return list(layers.children())
     lists = [list(child.children()) for child in module.children() if isinstance(child, torch.nn.ModuleList)]
     return max(lists, key=len, default=[])
-
-
-def leaves(output: Any) -> Optional[Set[int]]:
-    """Return the ids of the tensors whose gradient the outputs can accumulate; None where no output has a graph."""
-    roots = [tensor for tensor in tensors(output) if tensor.requires_grad]
-    if not roots:
-        return None
-    found = {id(tensor) for tensor in roots if tensor.grad_fn is None}
-    waiting = [tensor.grad_fn for tensor in roots if tensor.grad_fn is not None]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            found.add(id(variable))
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    return found
-
-
-def tensors(output: Any) -> Iterator[Any]:
-    """Yield the tensors in an output: in lists, tuples, dicts and data classes, as DDP finds them."""
-    if isinstance(output, torch.Tensor):
-        yield output
-        return
-    inside: Any = ()
-    if isinstance(output, (list, tuple)):
-        inside = output
-    elif hasattr(output, "values") and callable(output.values) and hasattr(output, "keys"):
-        inside = list(output.values())
-    elif hasattr(type(output), "__dataclass_fields__"):
-        inside = [getattr(output, name, None) for name in type(output).__dataclass_fields__]
-    for value in inside:
-        yield from tensors(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ddpfix.models import parameter_names
+from ddpfix.rules.names import grouped, short
 
 _WIDTH = 118
 # Lines of a list of parameters or modules.
@@ -23,6 +23,7 @@ def of_model(found: Mapping[str, Any]) -> List[str]:
         lines += _entry("loss", [found["loss"]])
     lines += _entry("no gradient, always", _without(found, found["always"]))
     lines += _entry("no gradient, sometimes", _without(found, list(found["sometimes"])))
+    lines += _entry("cause", _short(list(dict.fromkeys(found["why"].values()))))
     lines += _entry("never called", _short(found["never_ran"]))
     lines += _entry("skips layers", [_skipping(entry) for entry in _alike(found["skips"], "rate")])
     lines += _entry("other reasons", found["reasons"])
@@ -90,17 +91,15 @@ def _entry(title: str, lines: Sequence[str]) -> List[str]:
 
 
 def _without(found: Mapping[str, Any], names: List[str]) -> List[str]:
-    """Parameters without gradient, by layer, with the reason and in how many passes."""
+    """Parameters without gradient, by layer, and in how many passes."""
     if not names:
         return []
     lines = []
-    for layer, parts in parameter_names.grouped(names).items():
+    for layer, parts in grouped(names).items():
         whole = [part if layer == "the model" else f"{layer}.{part}" for part in parts]
         counts = sorted({found["sometimes"].get(name, 0) for name in whole})
         passes = f" in {_span(counts)} of {found['passes']}" if counts[-1] else ""
-        reasons = list(dict.fromkeys(found["why"].get(name, "") for name in whole))
-        why = f"; {'; '.join(reason for reason in reasons if reason)}" if any(reasons) else ""
-        lines.append(f"  {layer}: {parameter_names.short(parts, 4)}{passes}{why}")
+        lines.append(f"  {layer}: {short(parts, 4)}{passes}")
     return [_count(len(names), "parameter"), *_short(lines)]
 
 
@@ -124,9 +123,9 @@ def _alike(entries: Sequence[Mapping[str, Any]], key: str) -> List[Dict[str, Any
 def _skipping(entry: Mapping[str, Any]) -> str:
     layers = f" for each of {entry['layers']} layers" if entry["layers"] else ""
     seen = f", {entry['seen']:.2g} in these steps" if entry["seen"] is not None and len(entry["names"]) == 1 else ""
-    return f"{parameter_names.short(entry['names'], 4)} ({entry['kind']}): rate {entry['rate']:g}{layers}{seen}"
+    return f"{short(entry['names'], 4)} ({entry['kind']}): rate {entry['rate']:g}{layers}{seen}"
 
 
 def _checkpoint(entry: Mapping[str, Any]) -> str:
     kind = "reentrant" if entry["reentrant"] else "non-reentrant"
-    return f"{parameter_names.short(entry['names'], 4)} ({entry['kind']}): {kind}"
+    return f"{short(entry['names'], 4)} ({entry['kind']}): {kind}"

@@ -21,13 +21,12 @@ import torch
 
 from ddpfix import log
 from ddpfix.models import internals
+from ddpfix.models.graph import tensors_in
 from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import Site
 from ddpfix.ranks.groups.internals import name_of
 from ddpfix.ranks.store import roll_call
 from ddpfix.ranks.store.keys import default_store
-
-from ..torch.internals.tensors import tensors_in
 
 # Seconds for which a rank waits at the first call from a place.
 _LIMIT = 30.0

@@ -7,7 +7,7 @@ from typing import Any, Dict
 
 import pytest
 import torch
-from ddpfix.patches.torch.diagnosis import explanation, parameter_groups
+from ddpfix.patches.torch.diagnosis import explanation
 from ddpfix.patches.torch.diagnosis import stage as diagnosis
 from ddpfix.patches.torch.pipeline import backward, ddp
 from torch import nn
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.patches("torch.diagnosis")
 CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
 
 
-def case_of(wrapper: Any) -> diagnosis.Case:
+def case_of(wrapper: Any) -> diagnosis.Watched:
     stage: Any = next(stage for stage in ddp.stages() if stage.place == "diagnosis")
     found: diagnosis.Watched = stage._cases[wrapper]
     return found
@@ -117,32 +117,6 @@ def test_an_error_of_another_kind_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "names, expected",
-    [
-        (["a.weight", "a.bias"], "\n    a (weight, bias)"),
-        (["b.0.w", "b.1.w", "b.2.w", "b.4.w"], "\n    b.0 to 2, 4, each (w)"),
-        (["a.weight"], "\n    a (weight)"),
-        (["c"], "\n    the model (c)"),
-    ],
-)
-def test_names_are_collapsed_by_module(names: Any, expected: str) -> None:
-    every = ["a.weight", "a.bias", *(f"b.{number}.w" for number in range(6)), "c"]
-    assert parameter_groups.listed(parameter_groups.collapsed(names, every)) == expected
-
-
-@pytest.mark.parametrize(
-    "name, expected",
-    [
-        ("layers.3", "model.layers[3]"),
-        ("0.linear", "model.get_submodule('0.linear')"),
-        ("heads.en-us", "model.get_submodule('heads.en-us')"),
-    ],
-)
-def test_a_module_is_named_as_python_spells_it(name: str, expected: str) -> None:
-    assert parameter_groups.attribute(parameter_groups.Group(name, [f"{name}.weight"], True)) == expected
-
-
-@pytest.mark.parametrize(
     "unused, given, helps",
     [
         ("off", {}, True),
@@ -155,4 +129,4 @@ def test_a_module_is_named_as_python_spells_it(name: str, expected: str) -> None
 def test_the_setting_is_advised_where_it_helps(unused: Any, given: Dict[str, Any], helps: bool) -> None:
     ddpfix.activate(log="off", unused=unused)
     model = DistributedDataParallel(Heads(), **given)
-    assert ("DDPFIX_UNUSED=late" in explanation._without_edit(case_of(model))) is helps
+    assert ("DDPFIX_UNUSED=late" in explanation._without_edit(case_of(model).evidence)) is helps

@@ -141,7 +141,7 @@ def test_why_a_parameter_gets_no_gradient() -> None:
 
     found = ddpfix.probe(Net(forward), X)
     assert found.always == [*SECOND, *THIRD] and found.sometimes == {}
-    assert "no_grad" in found.why["second.weight"] and found.why["third.bias"] == "not called"
+    assert "no_grad" in found.why["second.weight"] and "third did not run in any" in found.why["third.bias"]
     assert found.never_ran == ["third"] and found.outside == []
     assert found.loss == "the output's loss" and found.setting == "find_unused_parameters=True"
     assert "freeze second, third" in found.advice[0]

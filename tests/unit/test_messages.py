@@ -10,7 +10,7 @@ from typing import Dict, Iterator, List, Tuple
 
 import pytest
 
-from ddpfix.models.parameter_names import in_short
+from ddpfix.rules.names import in_short
 
 ROOT = Path(__file__).parents[2]
 LONGEST = 240

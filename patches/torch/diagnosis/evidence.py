@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 from torch.nn.modules import module as modules
 
-from ddpfix.models import internals
+from ddpfix.models import graph, internals
 
 from ..internals import reducer
 from ..pipeline import ddp
@@ -36,6 +36,7 @@ class Evidence:
     """The evidence on one model.
 
     Attributes:
+        wrapped_by: the modules that have wrapped it, the outermost first.
         steps: steps that were to be reduced so far; forwards before one backward are of one step.
         ran: the ids of the modules that ran in the last step; None where that was not noted.
         ran_before: the ids of those that ran in any step.
@@ -46,10 +47,13 @@ class Evidence:
         outside: names of outputs that no loss of the step has used -> the numbers of the parameters behind them alone.
         hides: whether a reentrant checkpoint hides a part of these graphs.
         first: how often each parameter got its gradient in the first step of a static graph.
+        is_inside: whether backwards are made while the wrapped module's own forward runs.
+        number: how many errors were explained: what ranks compare has a name of its own each time.
     """
 
-    def __init__(self, model: ddp.Wrapped) -> None:
-        self._model = model
+    def __init__(self, model: ddp.Wrapped, wrapped_by: Tuple[str, ...]) -> None:
+        self.model, self.wrapped_by = model, wrapped_by
+        self.is_inside, self.number = False, 0
         wrapper = model.wrapper
         self._numbers = {id(parameter): number for number, parameter in enumerate(model.parameters)}
         self.is_static = bool(getattr(wrapper, "static_graph", False))
@@ -76,7 +80,7 @@ class Evidence:
 
     def before(self) -> None:
         """A forward with gradients begins."""
-        wrapper = self._model.wrapper
+        wrapper = self.model.wrapper
         if self.is_plain and self._noted < NOTED_FORWARDS and wrapper.require_backward_grad_sync:
             self._note_modules()
 
@@ -84,7 +88,7 @@ class Evidence:
         """A forward with gradients has ended."""
         if self._hook is not None:
             self._forget_hook()
-        if not self._model.wrapper.require_backward_grad_sync:
+        if not self.model.wrapper.require_backward_grad_sync:
             return
         self._outputs = _kept(output)
         self.reached, self._armed = None, True
@@ -111,7 +115,7 @@ class Evidence:
         self._forget_hook()
 
     def _note_modules(self) -> None:
-        if _compiles(self._model.wrapper):
+        if _compiles(self.model.wrapper):
             return
         noted: Set[int] = set()
         self._now = noted
@@ -129,9 +133,7 @@ class Evidence:
 
     def _count_gradients(self) -> None:
         """Count the gradients of the first step, also of parameters that a checkpoint hides."""
-        from ..internals import autograd
-
-        for number, node in enumerate(autograd.accumulators(self._model.parameters)):
+        for number, node in enumerate(graph.accumulators(self.model.parameters)):
             self._node_hooks.append(node.register_prehook(self._counter(number)))
 
     def _counter(self, number: int) -> Any:
@@ -144,16 +146,16 @@ class Evidence:
 
     def backward_ended(self, roots: Any) -> None:
         """A backward of this process has ended, perhaps one of another model."""
-        if not self._armed or self._model.wrapper is None:
+        if not self._armed or self.model.wrapper is None:
             return
         self.backwards += 1
-        if self._model.thread != threading.get_ident():
+        if self.model.thread != threading.get_ident():
             # DDP's reducer may be busy in its own thread: to ask it would keep that one from going on.
             return
         if self._node_hooks and self.first:
             self.stop()
         if self._asks:
-            unfinished = reducer.unfinished(self._model.wrapper.reducer)
+            unfinished = reducer.unfinished(self.model.wrapper.reducer)
             if unfinished:
                 self._look(tensors_of(roots), unfinished)
             else:
@@ -181,7 +183,7 @@ class Evidence:
         numbers = [int(word) for word in named["indices"].split()]
         if named["more"] is None or self.reached is None or self.hides:
             return numbers
-        rest = {n for n, p in enumerate(self._model.parameters) if p.requires_grad} - self.reached
+        rest = {n for n, p in enumerate(self.model.parameters) if p.requires_grad} - self.reached
         return sorted(rest | set(numbers))
 
     def reached_by(self, roots: Any) -> Set[int]:
@@ -194,18 +196,13 @@ class Evidence:
         return self._walk([tensor for tensor in alive if tensor is not None])
 
     def _walk(self, tensors: Sequence[Any]) -> Set[int]:
-        waiting = [tensor.grad_fn for tensor in tensors if tensor is not None and tensor.grad_fn is not None]
-        seen, found = set(waiting), set()
-        while waiting:
-            node = waiting.pop()
+        found = set()
+        for node in graph.behind(each.grad_fn for each in tensors if each is not None and each.grad_fn is not None):
             variable = getattr(node, "variable", None)
             if variable is not None:
                 found.add(self._numbers.get(id(variable), -1))
             elif "Checkpoint" in type(node).__name__:
                 self.hides = True
-            new = {behind for behind, _ in node.next_functions if behind is not None} - seen
-            seen |= new
-            waiting += new
         return found - {-1}
 
     def _led_to(self, output: Any) -> List[Tuple[str, Set[int]]]:

@@ -7,11 +7,17 @@ import traceback
 from pathlib import Path
 from typing import Any, List, Sequence, Tuple
 
+from ddpfix.probing import facts
+from ddpfix.rules import names, unused
+from ddpfix.rules.names import Group
+from ddpfix.rules.unused import Cause, Seen
+
 from ...common.lines import release
 from ..unused.finalize import impossible
 from ..unused.states import REDUCTION
-from . import causes, parameter_groups, toolkit_lines
-from .other_ranks import Case, Others, names_of
+from . import toolkit_lines
+from .evidence import Evidence
+from .other_ranks import Others, names_of
 
 _TWICE = re.compile(r"Parameter at index (\d+)(?: with name (\S+))? has been marked as ready twice")
 _LINE = "\n    "
@@ -24,50 +30,62 @@ _SUM = "(first_loss + second_loss).backward()"
 Cure = Tuple[str, Sequence[str]]
 
 
-def unfinished(case: Case, message: str) -> str:
+def unfinished(case: Evidence, message: str) -> str:
     """On parameters without gradient ("Expected to have finished reduction")."""
-    model, evidence = case.model, case.evidence
-    missing = evidence.missing or evidence.all_missing(message)
-    groups = parameter_groups.collapsed(names_of(model, missing), model.names)
+    model = case.model
+    missing = case.missing or case.all_missing(message)
+    groups = names.collapsed(names_of(model, missing), model.names)
     others = Others(case, missing)
     count = "1 parameter" if len(missing) == 1 else f"{len(missing) or 'some'} parameters"
     head = f"{count} got no gradient on {others.here}{_step(case)}{others.say()}:"
-    head += parameter_groups.listed(groups) or " torch does not name them"
+    head += names.listed(groups) or " torch does not name them"
     reduction = REDUCTION.of(model)
     why = "" if reduction is None else reduction.backwards.explain()
     if why:
         # Not the flag: with it DDP ends at the second backward of a step.
         words = "call backward equally often in each step, or once, for the sum of the losses"
         return head + _told([why, *others.disagree()], [(words, [_SUM])])
-    if evidence.is_static:
+    if case.is_static:
         return head + _told([_no_more(case, groups), *others.disagree()], _not_static(case))
     if model.wrapper.find_unused_parameters:
         why = "find_unused_parameters=True is set, but DDP found them behind an output that is not part of the loss"
         words = "return only what the loss needs from the wrapped model, or add it to the loss"
         return head + _told([why, *others.disagree()], [(words, ["loss = loss + 0.0 * output.sum()"])])
-    found = causes.find(model, evidence, groups)
-    if case.is_inside and toolkit_lines.is_plain(toolkit_lines.of(case.wrapped_by)):
-        return head + _told([cause.text for cause in found] + others.disagree(), [_by_hand(case)])
-    return head + _told([cause.text for cause in found] + others.disagree(), _of_unused(case, found, others))
+    found = unused.causes([(group, _seen(case, group)) for group in groups])
+    is_by_hand = case.is_inside and toolkit_lines.is_plain(toolkit_lines.of(case.wrapped_by))
+    cures = [_by_hand(case)] if is_by_hand else _of_unused(case, found, others)
+    return head + _told([*(cause.finding.cause for cause in found), *others.disagree()], cures)
 
 
-def _of_unused(case: Case, found: Sequence[causes.Cause], others: Others) -> List[Cure]:
+def _seen(case: Evidence, group: Group) -> Seen:
+    """Return what the step has shown of the parameters of a group."""
+    model = case.model
+    modules = dict(model.wrapper.module.named_modules())
+    held = {id(module) for module in facts.holders(modules, group)}
+    numbers = {number for number, name in enumerate(model.names) if name in group.names}
+    output = next((name for name, behind in case.outside.items() if numbers <= behind), "")
+    ran = None if case.ran is None else not held.isdisjoint(case.ran)
+    ever = None if case.ran is None else not held.isdisjoint(case.ran_before)
+    return Seen(case.steps, 0, ran, ever, output, facts.skips(modules, group))
+
+
+def _of_unused(case: Evidence, found: Sequence[Cause], others: Others) -> List[Cure]:
     """Return how parameters without gradient are dealt with, at the lowest price first."""
-    lines, kinds = toolkit_lines.of(case.wrapped_by), {cause.kind for cause in found}
+    lines, kinds = toolkit_lines.of(case.wrapped_by), {cause.finding.kind for cause in found}
     first: List[Cure] = []
-    if kinds == {causes.NEVER} and others.agree() and lines.own:
+    if kinds == {unused.NEVER} and others.agree() and lines.own:
         groups = [group for cause in found for group in cause.groups]
         if len(groups) <= _FROZEN:
-            frozen = [f"{parameter_groups.attribute(group)}.requires_grad_(False)" for group in groups]
+            frozen = [f"{names.attribute(group)}.requires_grad_(False)" for group in groups]
             first = [("freeze it before the model is wrapped, if no later step uses it (costs nothing)", frozen)]
     words = _where(lines) + _without_edit(case)
-    if not case.evidence.hides:
+    if not case.hides:
         return [*first, (words, [lines.find])]
     both = [lines.find, lines.not_reentrant]
     return [*first, (f"{words}; DDP cannot see through reentrant checkpoints", list(dict.fromkeys(both)))]
 
 
-def _by_hand(case: Case) -> Cure:
+def _by_hand(case: Evidence) -> Cure:
     """Return what helps where the program prepares DDP itself, within the forward of the wrapped module."""
     words = "the program prepares DDP inside the wrapped model's forward: paste both lines"
     if release("torch") >= (2, 1):
@@ -75,39 +93,40 @@ def _by_hand(case: Case) -> Cure:
     return words, [toolkit_lines.of(case.wrapped_by).find, _PREPARE]
 
 
-def _without_edit(case: Case) -> str:
+def _without_edit(case: Evidence) -> str:
     """Return the setting that does without an edit of the program; "" where it is on already, or would do nothing."""
     model = case.model
     kept = model.wrapper.find_unused_parameters and not model.flag_is_ours
     return "" if kept or REDUCTION.of(model) is not None or impossible(model.wrapper) else f" ({_LATE})"
 
 
-def _no_more(case: Case, groups: Sequence[parameter_groups.Group]) -> str:
-    names = parameter_groups.modules(groups)
-    why = f"static_graph=True expects the same parameters in each step, and the first one used {names}"
+def _no_more(case: Evidence, groups: Sequence[Group]) -> str:
+    used = names.modules(groups)
+    why = f"static_graph=True expects the same parameters in each step, and the first one used {used}"
     return why + _rate(case, groups)
 
 
-def _rate(case: Case, groups: Sequence[parameter_groups.Group]) -> str:
-    rate = causes.skips_layers(case.model, case.evidence, groups)
+def _rate(case: Evidence, groups: Sequence[Group]) -> str:
+    modules = dict(case.model.wrapper.module.named_modules())
+    rate = next(filter(None, (facts.skips(modules, group) for group in groups)), "")
     return f"; {rate}" if rate else ""
 
 
-def _not_static(case: Case) -> List[Cure]:
+def _not_static(case: Evidence) -> List[Cure]:
     lines = toolkit_lines.of(case.wrapped_by)
-    more = [lines.not_reentrant] if case.evidence.hides else []
+    more = [lines.not_reentrant] if case.hides else []
     words = f"replace static_graph=True by find_unused_parameters=True, {_where(lines)}"
     return [(words, [lines.not_static, *more])]
 
 
-def twice(case: Case, message: str, error: BaseException, roots: Any) -> str:
+def twice(case: Evidence, message: str, error: BaseException, roots: Any) -> str:
     """On a parameter that was ready twice; "" if it belongs to another model."""
-    model, evidence = case.model, case.evidence
+    model = case.model
     named = _TWICE.search(message)
     number = int(named[1]) if named is not None else -1
     if not 0 <= number < len(model.names) or (named is not None and named[2] not in (None, model.names[number])):
         return ""
-    if number not in evidence.reached_by(roots) and not evidence.hides:
+    if number not in case.reached_by(roots) and not case.hides:
         return ""
     others = Others(case, [number])
     why, cure = _why_twice(case, number, _backwards_within(error) > 1)
@@ -115,8 +134,8 @@ def twice(case: Case, message: str, error: BaseException, roots: Any) -> str:
     return head + _told([why, *others.disagree()], [cure])
 
 
-def _why_twice(case: Case, number: int, reentrant: bool) -> Tuple[str, Cure]:
-    name, evidence, lines = case.model.names[number], case.evidence, toolkit_lines.of(case.wrapped_by)
+def _why_twice(case: Evidence, number: int, reentrant: bool) -> Tuple[str, Cure]:
+    name, lines = case.model.names[number], toolkit_lines.of(case.wrapped_by)
     flag, module = case.model.wrapper.find_unused_parameters, _module(case.model.names[number])
     if reentrant:
         why = f"two reentrant checkpoints use {module}, and each runs a backward"
@@ -127,45 +146,45 @@ def _why_twice(case: Case, number: int, reentrant: bool) -> Tuple[str, Cure]:
     if case.model.flag_is_ours:
         # The program has none to leave out.
         without = (_LATE, [])
-    if flag and evidence.forwards > 1:
-        why = f"{evidence.forwards} forwards before one backward, and find_unused_parameters=True searches the last one"
+    if flag and case.forwards > 1:
+        why = f"{case.forwards} forwards before one backward, and find_unused_parameters=True searches the last one"
         return why, (f"run one forward for all inputs, {without[0]}", without[1])
     if flag and case.is_inside:
         why = "the program prepares DDP inside the wrapped model's forward without the loss: DDP considers all unused"
         return why, ("pass the loss where the program prepares DDP", [_PREPARE])
-    if flag and number not in evidence.reached_by_outputs():
+    if flag and number not in case.reached_by_outputs():
         why = f"the loss uses {name} outside the wrapped model's forward, so DDP considers it unused"
         return why, (f"use it inside that forward, {without[0]}", without[1])
     why = "two backwards of one step reach it"
-    if evidence.backwards:
-        why = f"backward {evidence.backwards + 1} of this step reaches it again"
+    if case.backwards:
+        why = f"backward {case.backwards + 1} of this step reaches it again"
     return why, (f"one backward for the sum of the losses{_without_edit(case)}", [_SUM])
 
 
-def changed(case: Case, roots: Any) -> str:
+def changed(case: Evidence, roots: Any) -> str:
     """On a parameter that a static graph did not have in its first step; "" if it belongs to another model."""
-    model, evidence = case.model, case.evidence
-    if not evidence.is_static or evidence.steps < 2:
+    model = case.model
+    if not case.is_static or case.steps < 2:
         return ""
-    reached = evidence.reached_by(roots)
-    if not reached and not evidence.hides:
+    reached = case.reached_by(roots)
+    if not reached and not case.hides:
         return ""
-    unused = [n for n, p in enumerate(model.parameters) if p.requires_grad and n not in evidence.first]
-    new = [number for number in unused if evidence.hides or number in reached]
-    groups = parameter_groups.collapsed(names_of(model, new), model.names)
+    left = [n for n, p in enumerate(model.parameters) if p.requires_grad and n not in case.first]
+    new = [number for number in left if case.hides or number in reached]
+    groups = names.collapsed(names_of(model, new), model.names)
     others = Others(case, new)
     where = f"{others.here}{_step(case)}{others.say()}"
     which = "1 parameter" if len(new) == 1 else f"{len(new)} parameters"
-    head = f"{'at least one of ' if evidence.hides else ''}{which} unused in the first step got a gradient on {where}:"
+    head = f"{'at least one of ' if case.hides else ''}{which} unused in the first step got a gradient on {where}:"
     if not new:
         head = f"a parameter got more gradients than in the first step on {where}"
-    names = parameter_groups.modules(groups) or "the graph"
-    why = f"static_graph=True expects the same graph in each step, and the use of {names} changes{_rate(case, groups)}"
-    return head + parameter_groups.listed(groups) + _told([why, *others.disagree()], _not_static(case))
+    what = names.modules(groups) or "the graph"
+    why = f"static_graph=True expects the same graph in each step, and the use of {what} changes{_rate(case, groups)}"
+    return head + names.listed(groups) + _told([why, *others.disagree()], _not_static(case))
 
 
-def _step(case: Case) -> str:
-    return f" in step {case.evidence.steps}" if case.evidence.steps else ""
+def _step(case: Evidence) -> str:
+    return f" in step {case.steps}" if case.steps else ""
 
 
 def _module(name: str) -> str:

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from typing import List, Protocol, Sequence, Tuple
+from typing import List, Sequence
 
 from ddpfix.ranks.store import comparison
+from ddpfix.rules.names import collapsed, modules
 from ddpfix.system import System
 
 from ..internals import process_groups
 from ..pipeline import ddp
-from . import parameter_groups
 from .evidence import Evidence
-
-
-class Case(Protocol):
-    """What the explanation of an error reads, see :class:`.stage.Watched`.
-
-    Attributes:
-        wrapped_by: the modules that have wrapped it, the outermost first.
-        number: how many errors were explained: what ranks compare has a name of its own each time.
-        is_inside: whether backwards are made while the wrapped module's own forward runs.
-    """
-
-    model: ddp.Wrapped
-    evidence: Evidence
-    wrapped_by: Tuple[str, ...]
-    number: int
-    is_inside: bool
 
 
 class Others:
     """What the other ranks have found about the same step."""
 
-    def __init__(self, case: Case, numbers: Sequence[int]) -> None:
+    def __init__(self, case: Evidence, numbers: Sequence[int]) -> None:
         self._model, self._own = case.model, System.json(sorted(numbers))
         self.here = f"rank {process_groups.own_rank()}"
         case.number += 1
@@ -66,9 +50,8 @@ class Others:
         for each in found.findings:
             if each.text != self._own:
                 names = names_of(self._model, System.loads(each.text))
-                modules = parameter_groups.modules(parameter_groups.collapsed(names, self._model.names))
                 more = f" and {each.ranks - 1} more" if each.ranks > 1 else ""
-                texts.append(f"rank {each.rank}{more}: {modules}")
+                texts.append(f"rank {each.rank}{more}: {modules(collapsed(names, self._model.names))}")
         if found.answered < found.size:
             limit = f"{comparison.LIMIT:g} s"
             texts.append(f"{self._silent(found)} did not answer within {limit}: no such error there, or it has exited")

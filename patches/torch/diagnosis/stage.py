@@ -46,7 +46,7 @@ class Diagnosis(ddp.Stage):
         before = self._cases.get(model.wrapper)
         self.ended(model)
         case = self._cases[model.wrapper] = Watched(
-            model, self._backwards, None if before is None else before.wrapped_by
+            model, self._backwards, None if before is None else before.evidence.wrapped_by
         )
         if REDUCTION.of(model) is not None:
             # No reduction is left unfinished, so that no step is worth a look.
@@ -77,12 +77,9 @@ class Watched:
         if fresh:
             ddp.untrace()
         self.model, self._backwards = model, backwards
-        self.wrapped_by = callers() if wrapped_by is None else wrapped_by
-        self.evidence = Evidence(model)
-        # How many errors were explained: what ranks compare has a name of its own each time.
-        self.number = 0
-        # Whether backwards were made while the wrapped module's own forward ran, by the last one or where it failed.
-        self.is_inside, self._count = False, 0
+        self.evidence = Evidence(model, callers() if wrapped_by is None else wrapped_by)
+        # Backwards of this process before the last forward.
+        self._count = 0
 
     def forward_begins(self) -> None:
         """A forward with gradients begins."""
@@ -96,7 +93,7 @@ class Watched:
         """A forward with gradients has ended."""
         try:
             self.evidence.after(output)
-            self.is_inside = self._backwards.count > self._count
+            self.evidence.is_inside = self._backwards.count > self._count
         except Exception as problem:
             self._give_up(problem)
 
@@ -126,19 +123,19 @@ class Watched:
     def _complete(self, error: BaseException, roots: Any) -> None:
         from . import explanation, toolkit_lines
 
-        message = str(error)
-        self.is_inside = self.is_inside or _is_inside(error)
+        message, case = str(error), self.evidence
+        case.is_inside = case.is_inside or _is_inside(error)
         kind = next(each for each in ERRORS if each in message)
         if kind is UNFINISHED:
-            text = explanation.unfinished(self, message)
+            text = explanation.unfinished(case, message)
         elif kind is TWICE:
-            text = explanation.twice(self, message, error, roots)
+            text = explanation.twice(case, message, error, roots)
         else:
-            text = explanation.changed(self, roots)
+            text = explanation.changed(case, roots)
         if text:
             # Before the program has the error: it may be ended by its launcher before it comes to its own end.
             log.record(DIAGNOSIS, text)
-            is_lightnings = toolkit_lines.of(self.wrapped_by).name == toolkit_lines.LIGHTNING.name
+            is_lightnings = toolkit_lines.of(case.wrapped_by).name == toolkit_lines.LIGHTNING.name
             if not (is_lightnings and _add(error, text)):
                 # In place: whoever catches it by its type, or looks at its traceback, finds what torch has raised.
                 error.args = (f"{message}{_OURS}{text}",)

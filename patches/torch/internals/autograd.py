@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
+from ddpfix.models import graph
 from ddpfix.models.internals import TASK
 
 # Returns whether the backward that runs now comes to a node.
@@ -24,15 +25,6 @@ HIDING = [0]
 
 # Whether the engine can be asked whether it runs.
 TELLS = TASK is not None
-
-
-def accumulators(parameters: Iterable[Any]) -> List[Any]:
-    """Return the nodes of the graph at which gradients arrive, one a parameter; DDP keeps the same ones alive."""
-    edge = getattr(torch.autograd.graph, "get_gradient_edge", None)
-    if edge is not None:
-        return [edge(parameter).node for parameter in parameters]
-    with torch.enable_grad():
-        return [parameter.expand_as(parameter).grad_fn.next_functions[0][0] for parameter in parameters]
 
 
 class View:
@@ -84,41 +76,22 @@ def _of_unseen() -> str:
     node = _NODE()
     if node is None:
         return UNSURE
-    return UNSEEN if all(map(will_reach, _behind(node))) else LEAVES_ALONE
+    return UNSEEN if all(map(will_reach, graph.behind((node,)))) else LEAVES_ALONE
 
 
 def may_hide_here() -> bool:
     """Return whether the graph behind the node whose hooks run now has custom functions, which may hide a graph."""
     node = _NODE()
-    return node is None or any(_is_custom(each) for each in _behind(node))
+    return node is None or any(_is_custom(each) for each in graph.behind((node,)))
 
 
 def may_hide(outputs: Sequence[Any]) -> bool:
     """Return whether the graph of some tensors has custom functions, which may hide a graph."""
-    return any(_is_custom(node) for tensor in outputs for node in _behind(tensor.grad_fn))
+    return any(_is_custom(node) for node in graph.behind(tensor.grad_fn for tensor in outputs))
 
 
 def _is_custom(node: Any) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction)
-
-
-def leaves(outputs: Sequence[Any], given: Sequence[Any]) -> Iterator[Any]:
-    """Yield the leaves to which the graph of some tensors leads, but for what is behind the given nodes."""
-    for tensor in outputs:
-        for node in _behind(tensor.grad_fn, given) if tensor.grad_fn is not None else ():
-            if hasattr(node, "variable"):
-                yield node.variable
-
-
-def _behind(first: Any, given: Sequence[Any] = ()) -> Iterator[Any]:
-    """Yield the node and all that it leads to, as far as the given ones."""
-    waiting, seen = [first], {first, *given}
-    while waiting:
-        node = waiting.pop()
-        yield node
-        new = {behind for behind, _ in node.next_functions if behind is not None} - seen
-        seen |= new
-        waiting += new
 
 
 def hides_since(count: int) -> bool:

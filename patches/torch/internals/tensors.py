@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import islice
-from types import MemberDescriptorType
-from typing import Any, Callable, Iterator, List, Set, Tuple
+from typing import Any, Callable, Tuple
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -48,57 +46,6 @@ class Prehook:
     def put(self, node: Any) -> None:
         """Put it on the node behind a tensor that is its first output."""
         node._register_hook_dict(self._holder)
-
-
-# So much of an output is looked at. A backward of what stands behind is noticed without.
-_ITEMS = 128
-
-
-def tensors_in(output: Any) -> List[Any]:
-    """Return the tensors in a forward's output; of a large one those among its first parts.
-
-    Plain DDP walks no output. So no code of the program's is run, nothing is consumed, and the cost has a bound.
-    """
-    found: List[Any] = []
-    waiting, left = [output], _ITEMS
-    seen: Set[int] = set()
-    while waiting and left:
-        each = waiting.pop()
-        left -= 1
-        if issubclass(type(each), torch.Tensor):
-            found.append(each)
-        elif id(each) not in seen:
-            inside = list(islice(_inside(each), left))
-            if inside:
-                seen.add(id(each))
-                waiting += reversed(inside)
-    return found
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    kind = type(value)
-    if issubclass(kind, list):
-        return list.__iter__(value)
-    if issubclass(kind, tuple):
-        return tuple.__iter__(value)
-    if issubclass(kind, dict):
-        return iter(dict.values(value))
-    return _fields(value, kind)
-
-
-def _fields(value: Any, kind: type) -> Iterator[Any]:
-    """Yield the fields of a dataclass's instance that are set."""
-    bases = [vars(base) for base in type.mro(kind)]
-    names = next((base["__dataclass_fields__"] for base in bases if "__dataclass_fields__" in base), ())
-    for name in names:
-        slot = next((base[name] for base in bases if name in base), None)
-        try:
-            if type(slot) is MemberDescriptorType:
-                yield slot.__get__(value, kind)
-            else:
-                yield object.__getattribute__(value, "__dict__")[name]
-        except (AttributeError, KeyError):
-            continue
 
 
 def is_norm(module: Any) -> bool:

@@ -31,13 +31,13 @@ from torch import distributed
 from ddpfix import log
 from ddpfix.layerdrop import schedule, training
 from ddpfix.models import wrap_hooks
+from ddpfix.models.graph import tensors_in
 from ddpfix.patching import attribution, tracebacks
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
 from ddpfix.ranks.store import roll_call
 
 from ..internals import modes, process_groups
-from ..internals.tensors import tensors_in
 from ..internals.wrapper import BUILD, inner
 from ..internals.wrapper import trains as trains
 from .model import MODELS as MODELS

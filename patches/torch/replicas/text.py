@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional, Sequence, Tuple
 
-from ddpfix.models.parameter_names import in_short
 from ddpfix.ranks.groups.work import EQUALLY_OFTEN, LEAVE_NO_SYNC
+from ddpfix.rules.names import in_short
 
 from .fingerprint import Difference
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
+from ddpfix.models import graph
+
 from ..internals import autograd
 from .states import RUNNING, Reduction
 
@@ -24,7 +26,7 @@ class GradientHooks:
 
     def __init__(self, reduction: Reduction, parameters: Sequence[Any]) -> None:
         self._reduction, self._parameters = reduction, parameters
-        self._nodes = autograd.accumulators(parameters)
+        self._nodes = graph.accumulators(parameters)
         self.view = autograd.View(parameters, self._nodes)
         self._hooks: List[Any] = []
         self._over = self._stays = False

@@ -6,8 +6,8 @@ from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterable, List, 
 
 import torch
 
-from ddpfix.models.parameter_names import in_short
 from ddpfix.ranks.store import lowest_rank
+from ddpfix.rules.names import in_short
 
 from ..internals import autograd, modes, reducer
 from ..pipeline import ddp

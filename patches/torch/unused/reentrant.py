@@ -22,9 +22,10 @@ from torch import nn
 
 from ddpfix import log
 from ddpfix.layerdrop import training
+from ddpfix.models import graph
 from ddpfix.patching.site import Site
 
-from ..internals import autograd, reducer
+from ..internals import reducer
 from ..pipeline import ddp
 from ..pipeline.checkpoints import Checkpoints
 
@@ -115,7 +116,7 @@ def _hides(output: Any, args: Sequence[Any], model: ddp.Wrapped) -> bool:
     """Return whether a part of the graph that the reentrant kind would hide leads to a parameter of the model."""
     own = {id(parameter) for parameter in model.parameters}
     given = [each.grad_fn for each in args if isinstance(each, torch.Tensor) and each.grad_fn is not None]
-    return any(id(leaf) in own for leaf in autograd.leaves(ddp.tensors(output), given))
+    return any(id(leaf) in own for leaf in graph.leaves(ddp.tensors(output), given))
 
 
 class Guard:
@@ -123,7 +124,7 @@ class Guard:
 
     def __init__(self, model: ddp.Wrapped) -> None:
         self._wrapper = weakref.ref(model.wrapper)
-        nodes = autograd.accumulators(model.parameters)
+        nodes = graph.accumulators(model.parameters)
         self._hooks: List[Any] = [node.register_prehook(self._reached) for node in nodes]
         self._keeps_alive = nodes
         self._runs = False

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from ddpfix.models import internals
-from ddpfix.models.parameter_names import in_short
 from ddpfix.ranks.store import lowest_rank
+from ddpfix.rules.names import in_short
 
 from ..internals.wrapper import inner
 from ..pipeline import ddp

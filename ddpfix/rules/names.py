@@ -1,10 +1,43 @@
-"""Parameters by name, collapsed by module, for messages."""
+"""Names of parameters for messages, grouped by module: thousands of names fit on a few lines."""
 
 from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
+# Stands for the module that holds all others.
+WHOLE = "the model"
+# Characters of names in one line.
+_LONGEST = 60
 _LINES = 20
+
+
+def in_short(names: Sequence[str]) -> str:
+    """Return the modules of some parameters, at most four words; a parameter of the model itself goes by its own name.
+
+    Without the names of all parameters, which :func:`collapsed` needs.
+    """
+    words: List[str] = []
+    for module, parts in grouped(names).items():
+        words += parts if module == WHOLE else [module]
+    return short(words, 4)
+
+
+def short(words: Sequence[str], most: int) -> str:
+    """Return the first words, as many as fit into a line, and the number of those that follow."""
+    while most > 1 and len(", ".join(words[:most])) > _LONGEST:
+        most -= 1
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
+def grouped(names: Sequence[str]) -> Dict[str, List[str]]:
+    """Names by the layer that holds them: the part up to the last number, or the module."""
+    groups: Dict[str, List[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+        cut = numbers[-1] + 1 if numbers and numbers[-1] + 1 < len(parts) else len(parts) - 1
+        groups.setdefault(".".join(parts[:cut]) or WHOLE, []).append(".".join(parts[cut:]))
+    return groups
 
 
 class Group(NamedTuple):
@@ -48,7 +81,7 @@ def listed(groups: Sequence[Group]) -> str:
     for group in groups:
         above, _, number = group.module.rpartition(".")
         numbered = group.whole and number.isdigit()
-        key = (f"{above}." if numbered else group.module or "the model", _parts(group))
+        key = (f"{above}." if numbered else group.module or WHOLE, _parts(group))
         lines.setdefault(key, []).append(number if numbered else "")
     written = [f"\n    {name}{_ranges(numbers)} {text}" for (name, text), numbers in lines.items()]
     more = f"\n    and {len(written) - _LINES} more lines" if len(written) > _LINES else ""
@@ -77,11 +110,11 @@ def _parts(group: Group) -> str:
 
 def modules(groups: Sequence[Group]) -> str:
     """Return the modules of some groups in a few words."""
-    names = [group.module or "the model" for group in groups]
+    names = [group.module or WHOLE for group in groups]
     single = [group.names[0] for group in groups if not group.whole and len(group.names) == 1]
     if len(single) == len(groups):
         names = single
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return short(names, 4)
 
 
 def attribute(group: Group) -> str:
