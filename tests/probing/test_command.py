@@ -95,7 +95,7 @@ def test_a_module_or_code_is_run_as_well(tmp_path: Path) -> None:
     code, text = run(tmp_path, "-c", "import sys; sys.exit(7)")
     assert code == 7 and "exit code 7 before it imported torch" in text
     code, text = run(tmp_path, "-c", "import os; os.kill(os.getpid(), 15)")
-    assert code == 143 and "ended by SIGTERM" in text
+    assert code == 143 and "SIGTERM ended the program" in text
 
 
 @PATCH
