@@ -11,6 +11,7 @@ from typing import Any, List
 
 import pytest
 
+from ddpfix import engine
 from ddpfix.matrix import compiled, loader, places
 from ddpfix.matrix.compiling import write
 from ddpfix.matrix.compiling.reader import Reader
@@ -71,6 +72,14 @@ def test_one_of_another_shape_is_refused() -> None:
 def test_a_damaged_one_is_refused() -> None:
     """Also where it is still JSON of the right shape: its rows are read later."""
     assert compiled.of(FILE.read_bytes().replace(b'"status":"cured"', b'"status":"cursed"', 1)) is None
+
+
+@pytest.mark.parametrize("code", ["os:system", "..os:system", "common.lines:x", "a/../b:c"])
+def test_a_code_is_looked_for_in_the_package_alone(code: str) -> None:
+    before = set(sys.modules)
+    with pytest.raises((ImportError, AttributeError, ValueError, TypeError)):
+        engine._code(code)
+    assert not [name for name in set(sys.modules) - before if not name.startswith("ddpfix.")]
 
 
 @pytest.fixture

@@ -6,13 +6,10 @@ import os
 import subprocess
 import sys
 from importlib import metadata
-from itertools import combinations
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from packaging.version import Version
 
 from ddpfix.matrix import detect, loader, resolve, untested
@@ -278,117 +275,6 @@ def test_installed_versions_come_from_the_metadata() -> None:
     assert detect.installed_versions(whole) == {"torch": metadata.version("torch"), "ghost": None}
     # The wheels of a registry are 2.13.0 by their metadata, and 2.13.0+cu130 by what they say when they are imported.
     assert metadata.version("torch") in (torch.__version__, Version(torch.__version__).public)
-
-
-# Random matrices and versions.
-
-VERSION = st.builds(
-    "{}.{}{}{}{}{}".format,
-    st.integers(0, 6),
-    st.integers(0, 30),
-    st.sampled_from(["", ".0", ".1", ".7.2"]),
-    st.sampled_from(["", "", "", "rc1", "a2", ".dev3", "b1.dev0"]),
-    st.sampled_from(["", "", "", ""]),
-    st.sampled_from(["", "", "+cpu", "+cu121.git0123"]),
-) | st.builds("{}.{}.post{}".format, st.integers(0, 6), st.integers(0, 30), st.integers(0, 3))
-
-
-@st.composite
-def matrices(draw: Any) -> Matrix:
-    """Rows that divide the line of versions at a few cuts, some of them left out, for one to three patches."""
-    rows: List[Row] = []
-    for number in range(draw(st.integers(1, 3))):
-        cuts = draw(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 30)), min_size=1, max_size=5, unique=True))
-        names = ["{}.{}".format(*cut) for cut in sorted(cuts)]
-        bounds = [f"<{names[0]}", *[f">={a},<{b}" for a, b in zip(names, names[1:])], f">={names[-1]}"]
-        kept = draw(st.lists(st.sampled_from(bounds), min_size=1, unique=True))
-        for versions in kept:
-            status = draw(st.sampled_from(["cured", "not-cured", "not-affected"]))
-            lower = versions.lstrip("<>=").split(",")[0]
-            tested = lower if status == "cured" and versions.startswith(">=") else ""
-            rows.append(row(versions, tested or ("0.0.1" if status == "cured" else ""), status, patch=f"kit.p{number}"))
-    return matrix_of(*rows)
-
-
-@settings(max_examples=300, deadline=None)
-@given(whole=matrices(), version=VERSION, force=st.booleans())
-def test_every_version_gets_exactly_one_decision_a_patch(whole: Matrix, version: str, force: bool) -> None:
-    environ = {f"DDPFIX_KIT_P{number}": "force" for number in range(3)} if force else {}
-    values = read({}, ["kit.p0", "kit.p1", "kit.p2"], environ, folder=ROOT / "nowhere")
-    found = resolve.resolve(whole, {"kit": version, "torch": "2.13.0"}, values)
-    assert [decision.patch for decision in found] == list(whole.patches)
-    for decision in found:
-        rows = whole.rows_of(decision.patch)
-        holding = [r for r in rows if r.versions.holds(Version(version))]
-        assert len(holding) <= 1
-        _check(decision, holding, rows, Version(version), force)
-
-
-def _check(decision: Decision, holding: List[Row], rows: List[Row], version: Version, force: bool) -> None:
-    if holding:
-        expected = {"cured": State.APPLY, "not-cured": State.NOT_CURED, "not-affected": State.NOT_AFFECTED}[
-            holding[0].status
-        ]
-        forced = force and expected == State.APPLY and version not in holding[0].tested
-        assert (decision.action, decision.row, decision.forced) == (expected, holding[0], forced)
-        if expected == State.APPLY:
-            assert decision.tested == (Version(version.public) in holding[0].tested)
-        return
-    is_cured = any(r.status == "cured" for r in rows)
-    assert decision.action == (State.APPLY if force and is_cured else State.SKIP)
-    assert decision.forced == (force and is_cured)
-    if decision.action == State.APPLY:
-        assert decision.row in rows and not decision.tested
-
-
-@settings(max_examples=100, deadline=None)
-@given(whole=matrices())
-def test_generated_rows_do_not_overlap(whole: Matrix) -> None:
-    """The detector accepts what was made without overlaps, and refuses every row that stands twice."""
-    for patch in whole.patches:
-        rows = whole.rows_of(patch)
-        assert not any(_meet(one.versions, other.versions) for one, other in combinations(rows, 2))
-        assert not any(one.versions.is_empty() for one in rows)
-
-
-def _meet(one: Range, other: Range) -> bool:
-    begins = [Version(found.begin or "0.dev0") for found in (one, other)]
-    return one.holds(max(begins)) and other.holds(max(begins))
-
-
-FUNASR = (
-    *(f"1.0.{n}" for n in range(31) if n not in (1, 13)),
-    *(f"1.1.{n}" for n in range(19) if n not in (7, 10, 15)),
-    *(f"1.2.{n}" for n in range(10) if n not in (1, 5)),
-    *(f"1.3.{n}" for n in range(31)),
-    *(f"1.4.{n}" for n in range(17)),
-)
-
-
-@pytest.mark.parametrize(
-    ("toolkit", "version"),
-    [
-        *(
-            ("transformers", v)
-            for v in ("4.21.3", "4.57.6", "5.0.0", "5.9.0", "5.23.0", "5.23.0rc1", "4.35.0", "5.23.9")
-        ),
-        *(("funasr", version) for version in FUNASR),
-    ],
-)
-def test_the_shipped_matrix_decides_about_every_release(toolkit: str, version: str) -> None:
-    whole = loader.load()
-    values = read({}, whole.patches, {}, folder=ROOT / "nowhere")
-    installed = {"torch": "2.13.0+cu130", "transformers": "5.23.0", "accelerate": "1.15.0", toolkit: version}
-    for decision in resolve.resolve(whole, installed, values):
-        patch = whole.patches[decision.patch]
-        if decision.toolkit not in installed:
-            assert decision.action == State.ABSENT
-            continue
-        wanted = patch.default and (not patch.when or values[str(patch.setting)] in patch.when)
-        if decision.toolkit == toolkit == "transformers":
-            assert decision.action in (State.APPLY, State.NOT_AFFECTED, State.OFF)
-        assert (decision.action == State.OFF) == (not wanted)
-        assert decision.action != State.SKIP
 
 
 def test_a_release_that_nobody_knows_is_left_alone() -> None:

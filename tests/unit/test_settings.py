@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Dict, Mapping, Optional
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddpfix.cli import run
 from ddpfix.matrix import settings
@@ -242,31 +240,6 @@ def test_values_of_toml_types(tmp_path: Path) -> None:
 
 def test_other_variables_are_not_ours() -> None:
     assert settle(environ={"DDPFIX": "1", "DDP_FIX_UNUSED": "x", "PATH": "y"}).sources == {}
-
-
-@given(st.integers(0, 2**63 - 1))
-def test_every_seed_in_range_is_accepted(seed: int) -> None:
-    assert settle({"seed": seed}).seed() == seed
-
-
-@given(st.text(max_size=30))
-def test_no_value_gives_another_error(word: str) -> None:
-    for setting in SETTINGS:
-        try:
-            found = settle({setting.name: word})
-        except SettingsError as error:
-            assert setting.name in str(error)
-            continue
-        # What was accepted can be used.
-        found.seed(), found.seconds()
-
-
-@given(st.text(max_size=30))
-def test_no_name_gives_another_error(name: str) -> None:
-    try:
-        settle({name: "0"})
-    except SettingsError as error:
-        assert "expected" in str(error) or "is not a setting (" in str(error)
 
 
 CODE = "from ddpfix.matrix import settings; print(settings.read({}, ['torch.flag'])['unused'])"
