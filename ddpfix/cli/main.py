@@ -145,8 +145,6 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="two real ranks on the CPU: the failure, then the fix",
         description="Trains a tiny random model on two ranks (CPU, no download), unpatched and then under ddpfix.",
     )
-    demo.add_argument("--model", choices=("wavlm", "bart"), default="wavlm", help="a tiny random one [wavlm]")
-    demo.add_argument("--loop", choices=("plain", "accelerate", "trainer"), default="plain", help="who trains [plain]")
     demo.add_argument("--steps", type=int, default=20, help="optimizer steps under ddpfix [20]")
     demo.set_defaults(action=_demo)
 
@@ -178,9 +176,9 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from ddpfix.cli.demo import command
+    from ddpfix.cli.demo import story
 
-    return command.show(options.model, options.loop, options.steps)
+    return story.show(options.steps)
 
 
 def _add_probe(commands: Any) -> None:

@@ -41,6 +41,8 @@ GONE: Dict[str, str] = {
     "ddpfix.traffic": "it counted buckets that were not sent, and all are sent now",
     "ddpfix top": "python -m ddpfix report DIR makes a page of a job that runs, too",
     "ddpfix report --tensorboard": "python -m ddpfix report DIR --json FILE has the same numbers",
+    "ddpfix demo --model": "the demo trains a WavLM",
+    "ddpfix demo --loop": "the demo has a plain DDP loop; python -m ddpfix run starts any other script",
     "ddpfix[tensorboard]": "python -m ddpfix report DIR --json FILE needs no package",
     "ddpfix[trace]": "a trace is JSON lines, and needs no package",
 }

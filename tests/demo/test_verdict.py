@@ -9,10 +9,10 @@ from typing import Any, Dict, List, Optional
 
 import pytest
 
-from ddpfix.cli.demo import command, screen, verdict
+from ddpfix.cli.demo import screen, story, verdict
 from ddpfix.cli.demo.ranks import Job
 
-LAYERS = ["encoder 0", "encoder 1", "decoder 0"]
+LAYERS = ["0", "1", "2"]
 PLAIN = f"""some warning
 Traceback (most recent call last):
   File "train.py", line 1, in <module>
@@ -24,7 +24,7 @@ Parameter indices which did not receive grad for rank 0: 1 2
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    made = Job(True, "bart", "plain", 20, tmp_path)
+    made = Job(True, 20, tmp_path)
     made.folder.mkdir()
     made.code = 0
     return made
@@ -34,7 +34,7 @@ def record(job: Job, rank: int, change: Optional[Dict[int, Dict[str, Any]]] = No
     """Twenty good steps of one rank, with some lines changed."""
     lines: List[Dict[str, Any]] = [{"rank": rank, "pid": 1, "layers": LAYERS, "versions": {}}]
     for step in range(1, 21):
-        line = {"rank": rank, "step": step, "skipped": ["encoder 1"], "loss": 2.0 / step}
+        line = {"rank": rank, "step": step, "skipped": ["1"], "loss": 2.0 / step}
         lines.append({**line, **(change or {}).get(step, {})})
     lines.append({"rank": rank, "identical": identical})
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -93,28 +93,18 @@ def test_another_error_is_not_the_failure(job: Job) -> None:
     assert verdict.first_error(job) == "rank 1: RuntimeError: No space left on device before starting a new one."
 
 
-@pytest.mark.parametrize(("loop", "known"), [("plain", False), ("trainer", True)])
-def test_a_backward_without_end_is_known_of_trainer_alone(job: Job, loop: str, known: bool) -> None:
-    printed(job, 0, "Timeout (0:00:30)!\nThread 0x00007f (most recent call first):\n  File ...\n")
-    job.code, job.loop = 1, loop
-    assert (verdict.failure(job) is not None) is known
-
-
 def test_layers_are_shown_side_by_side() -> None:
-    assert screen.strip(["0", "1", "2"], ("1",)) == ". 1 ."
-    assert screen.strip(LAYERS, ("encoder 1", "decoder 0")) == "enc:. 1  dec:0"
+    assert screen.strip(LAYERS, ("1",)) == ". 1 ."
     assert screen.strip(LAYERS, None) == "(not reached)"
 
 
 def test_a_missing_toolkit_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "accelerate" else real(name))
-    assert command.show("wavlm", "accelerate", 20) == 2
-    assert capsys.readouterr().err == (
-        "ddpfix: the demo with --loop accelerate needs accelerate: pip install 'ddpfix[demo]'\n"
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else real(name))
+    assert story.show(20) == 2
+    assert capsys.readouterr().err == "ddpfix: the demo needs transformers: pip install 'ddpfix[demo]'\n"
 
 
 def test_one_step_cannot_show_the_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.show("wavlm", "plain", 1) == 2
+    assert story.show(1) == 2
     assert capsys.readouterr().err.count("\n") == 1

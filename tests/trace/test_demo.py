@@ -1,4 +1,4 @@
-"""The trace of the demo's own script, which records by hooks on the layers what was skipped."""
+"""Trace and report of the demo's own script, which records by hooks on the layers what was skipped."""
 
 from __future__ import annotations
 
@@ -9,73 +9,60 @@ from typing import Any, Dict, List
 import pytest
 
 from ddpfix.cli.demo.ranks import SCRIPT
+from ddpfix.cli.report import findings, summary
 from ddpfix.trace import reader
 from tests.support import ranks
 
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.patches("torch.trace"), pytest.mark.sampled(inside=False, cells=True)]
-STEPS = 12
+STEPS, LAYERS = 12, [f"wavlm.encoder.layers.{layer}" for layer in range(6)]
+STOCK = {"DDPFIX_UNUSED": "find", "DDPFIX_LAYERDROP": "stock"}
 
 
-def environment(**more: str) -> Dict[str, str]:
-    return ranks.environment({"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", **more})
+def trained(folder: Path, **settings: str) -> List[List[Dict[str, Any]]]:
+    """Return what the script of each rank has recorded."""
+    folder.mkdir()
+    words = [str(SCRIPT), "--steps", str(STEPS), "--folder", str(folder), "--limit", "60"]
+    environ = ranks.environment({"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "DDPFIX": "1", **settings})
+    code, output = ranks.run([*ranks.elastic(2), *words], environ, folder, 200)
+    assert code == 0, output
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in sorted(folder.glob("rank-*"))]
 
 
-def words(folder: Path, steps: int, model: str = "wavlm", loop: str = "plain") -> List[str]:
-    (folder / "record").mkdir()
-    chosen = ["--model", model, "--loop", loop, "--steps", str(steps)]
-    return [*ranks.elastic(2), str(SCRIPT), *chosen, "--folder", str(folder / "record"), "--limit", "60"]
-
-
-def recorded(folder: Path, rank: int, key: str) -> List[Dict[str, Any]]:
-    lines = (folder / "record" / f"rank-{rank}.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if key in line]
-
-
-@pytest.mark.parametrize(
-    ("model", "loop"), [("wavlm", "plain"), ("bart", "plain"), ("bart", "accelerate"), ("wavlm", "trainer")]
-)
-def test_what_was_skipped_and_lost_is_what_the_script_records(model: str, loop: str, tmp_path: Path) -> None:
-    if loop != "plain":
-        pytest.importorskip("accelerate")
-    checksums = {}
-    for name, trace in (("with", str(tmp_path / "trace")), ("without", "off")):
-        (tmp_path / name).mkdir()
-        environ = environment(DDPFIX="1", DDPFIX_TRACE=trace)
-        code, output = ranks.run(words(tmp_path / name, STEPS, model, loop), environ, tmp_path, 200)
-        assert code == 0, output
-        checksums[name] = [recorded(tmp_path / name, rank, "checksum")[0]["checksum"] for rank in (0, 1)]
-    assert checksums["with"] == checksums["without"]
+@pytest.mark.parametrize("settings", [{}, STOCK], ids=["ddpfix", "stock"])
+def test_what_was_skipped_and_lost_is_what_the_script_records(settings: Dict[str, str], tmp_path: Path) -> None:
+    records = trained(tmp_path / "with", DDPFIX_TRACE=str(tmp_path / "trace"), **settings)
+    without = trained(tmp_path / "without", DDPFIX_TRACE="off", **settings)
+    assert [lines[-1]["checksum"] for lines in records] == [lines[-1]["checksum"] for lines in without]
+    noted = [[line for line in lines if "step" in line] for lines in records]
     for rank, run in reader.read(tmp_path / "trace").runs.items():
-        steps, lines = run.steps, recorded(tmp_path / "with", rank, "skipped")
+        steps, lines = run.steps, noted[rank]
         assert steps["step"] == list(range(1, STEPS + 1)) and len(lines) == STEPS
         (described,) = run.models
-        names = [shown(name) for name in described["layers"]]
-        assert [sorted(names[i] for i in some) for some in steps["skipped"]] == [sorted(x["skipped"]) for x in lines]
-        assert any(steps["skipped"])
-        if loop != "trainer":
-            assert steps["loss"] == pytest.approx([line["loss"] for line in lines], rel=1e-6)
+        assert described["layers"] == LAYERS and any(steps["skipped"])
+        assert [sorted(map(str, some)) for some in steps["skipped"]] == [sorted(line["skipped"]) for line in lines]
+        assert steps["loss"] == pytest.approx([line["loss"] for line in lines], rel=1e-6)
         assert all(0 < each < 1 for each in steps["padding"]) and all(len(each) >= 2 for each in steps["shape"])
-        for skipped, unused in zip(steps["skipped"], steps["unused"] or []):
-            if unused is None:
-                # Older releases of accelerate keep gradients, as zeros: who got none is only seen in the first step.
-                assert loop == "accelerate" and steps["unused"][0] is not None
-                continue
-            layers = {described["layers"][index] for index in skipped}
-            own = {described["parameters"][index] for index in unused}
-            # All parameters of a skipped layer that are its own, and none of a layer that ran and had an effect: an
-            # encoder has none without the decoder's layers, which look at it.
-            assert all(any(name.startswith(layer + ".") for name in own) for layer in layers)
-            ran = set(described["layers"]) - layers
-            if model == "bart" and not any(".decoder." in layer for layer in ran):
-                assert all(any(name.startswith(layer + ".") for name in own) for layer in ran)
-                continue
-            assert not [name for name in own if any(name.startswith(layer + ".") for layer in ran)]
+        # All parameters of a skipped layer that are its own, and none of a layer that ran; under the flag, of those
+        # that all ranks skipped.
+        for number, unused in enumerate(steps["unused"]):
+            own = {described["parameters"][index].rpartition(".layers.")[2].partition(".")[0] for index in unused}
+            skipped = [set(record[number]["skipped"]) for record in noted]
+            assert own & set("012345") == (skipped[0] & skipped[1])
         assert run.end is not None and run.end["how"] == "ended"
+    the_report_says_the_same(tmp_path / "trace", noted, parted=bool(settings))
 
 
-def shown(name: str) -> str:
-    """A layer as the script's record has it."""
-    part = "encoder " if "encoder.layers" in name and "wavlm" not in name else ""
-    part = "decoder " if "decoder.layers" in name else part
-    return part + name.rsplit(".", 1)[-1]
+def the_report_says_the_same(trace: Path, noted: List[List[Dict[str, Any]]], parted: bool) -> None:
+    data = summary.load(trace)
+    layers = data["layers"]
+    assert layers["names"] == LAYERS
+    for rank, lines in enumerate(noted):
+        told = [[str(layer) for layer in range(6) if layers["skipped"][layer][rank][step]] for step in range(STEPS)]
+        assert told == [line["skipped"] for line in lines]
+    differing = sum(one["skipped"] != two["skipped"] for one, two in zip(*noted))
+    assert layers["steps_with_disagreement"] == differing and bool(differing) == parted
+    said = "\n".join(each.text for each in findings.findings(data))
+    assert (f"Ranks skipped different layers in {differing} of {STEPS} steps" in said) == parted
+    assert data["time"]["mean"]["total"] and data["time"]["straggler"] is not None
+    assert data["memory"]["records"][0]["bytes"] > 2**26 and data["memory"]["records"][-1]["shape"][0] == 8

@@ -255,25 +255,56 @@ class Halves(nn.Module):
         return self.halves[which](values).sum()
 
 
-@pytest.mark.parametrize("to_none", [True, False])
-def test_who_got_no_gradient_is_not_known_where_gradients_are_kept(end: End, tmp_path: Path, to_none: bool) -> None:
-    """Under the flag DDP leaves what is there where no rank has a gradient."""
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
     from torch import distributed
-    from torch.nn.parallel import DistributedDataParallel
 
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        wrapped = DistributedDataParallel(Halves(), find_unused_parameters=True)
-        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-        for step in range(4):
-            loss = wrapped(torch.ones(1, 2), step % 2)
-            # After the forward: as good as before it.
-            optimizer.zero_grad(set_to_none=to_none)
-            loss.backward()
-            optimizer.step()
-        run = end()
-    finally:
-        distributed.destroy_process_group()
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_layers_of_two_stacks_have_numbers_of_their_own(end: End) -> None:
+    transformers = pytest.importorskip("transformers")
+    from torch.nn.parallel import DistributedDataParallel
+
+    sizes = {"vocab_size": 24, "d_model": 8, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    layers = {"encoder_layers": 3, "decoder_layers": 2, "encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}
+    wrapped = DistributedDataParallel(transformers.BartModel(transformers.BartConfig(**sizes, **layers)).train())
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    names = [f"encoder.layers.{layer}" for layer in range(3)] + [f"decoder.layers.{layer}" for layer in range(2)]
+    called: List[str] = []
+    for name in names:
+        wrapped.module.get_submodule(name).register_forward_hook(lambda *_, name=name: called.append(name))
+    expected = []
+    for _ in range(6):
+        called.clear()
+        wrapped(input_ids=torch.ones(1, 4, dtype=torch.long))[0].sum().backward()
+        expected.append([name for name in names if name not in called])
+        optimizer.step()
+        optimizer.zero_grad()
+    run = end()
+    (model,) = run.models
+    assert sorted(model["layers"]) == sorted(names) and any(expected)
+    assert [sorted(model["layers"][i] for i in some) for some in run.steps["skipped"]] == [*map(sorted, expected)]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("to_none", [True, False])
+def test_who_got_no_gradient_is_not_known_where_gradients_are_kept(end: End, to_none: bool) -> None:
+    """Under the flag DDP leaves what is there where no rank has a gradient."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrapped = DistributedDataParallel(Halves(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for step in range(4):
+        loss = wrapped(torch.ones(1, 2), step % 2)
+        # After the forward: as good as before it.
+        optimizer.zero_grad(set_to_none=to_none)
+        loss.backward()
+        optimizer.step()
+    run = end()
     (model,) = run.models
     names = [found and [model["parameters"][index] for index in found] for found in run.steps["unused"]]
     others = [[f"halves.{1 - step % 2}.{name}" for name in ("weight", "bias")] for step in range(4)]

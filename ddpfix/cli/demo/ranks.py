@@ -25,14 +25,13 @@ GRACE_SECONDS = 10
 
 # Settings of the user's own jobs (an accelerate config, an outer torchrun) are not for these ranks.
 _OUTER_VARIABLES = ("ACCELERATE_", "PET_", "TORCHELASTIC_", "FSDP_")
-_STUCK = "Timeout ("
 
 
 class Job:
     """One training of the demo, unpatched or under ddpfix: its record, and what its ranks printed."""
 
-    def __init__(self, patched: bool, model: str, loop: str, steps: int, folder: Path) -> None:
-        self.patched, self.model, self.loop, self.steps = patched, model, loop, steps
+    def __init__(self, patched: bool, steps: int, folder: Path) -> None:
+        self.patched, self.steps = patched, steps
         self.folder = folder / ("ddpfix" if patched else "unpatched")
         self.code: Optional[int] = None
         self.seconds = 0.0
@@ -43,9 +42,8 @@ class Job:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(RANKS)]
         # Each rank's output goes to a file of its own: the two would be mixed up in one.
         files = ["--monitor_interval", "0.2", "--redirects", "3", "--log_dir", str(self.folder / "logs")]
-        words = [str(SCRIPT), "--model", self.model, "--loop", self.loop, "--steps", str(self.steps)]
-        last = ["--folder", str(self.folder), "--limit", str(STEP_SECONDS)]
-        return [sys.executable, *front, *launcher, *files, *words, *last]
+        words = ["--steps", str(self.steps), "--folder", str(self.folder), "--limit", str(STEP_SECONDS)]
+        return [sys.executable, *front, *launcher, *files, str(SCRIPT), *words]
 
     def environment(self) -> Dict[str, str]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER_VARIABLES)}
@@ -124,7 +122,7 @@ class Job:
         lines = [_without_prefix(line, rank) for line in self.output(rank).splitlines()]
         starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
         if not starts:
-            return "the step did not end" if any(line.startswith(_STUCK) for line in lines) else ""
+            return ""
         # The traceback's own lines are indented; the message is what follows them, and may have several lines.
         rest = iter(lines[starts[-1] + 1 :])
         first = next((line for line in rest if line and not line.startswith(" ")), "")

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -31,19 +30,9 @@ class Screen:
 
     @contextmanager
     def progress(self, name: str, steps: int) -> Iterator[Callable[[int], None]]:
-        """A bar in a terminal, a line every few steps in a pipe."""
-        if not self.moving:
-            yield _Lines(self, name, steps)
-            return
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self.console, transient=True) as bar:
-            task = bar.add_task(f"{name}: two ranks are starting", total=steps)
-
-            def show(step: int) -> None:
-                if step:
-                    bar.update(task, completed=step, description=f"{name}: step {step} of {steps}")
-
-            yield show
+        """Say in a terminal which step runs; nothing in a pipe."""
+        with self.console.status(f"{name}: two ranks are starting") as status:
+            yield lambda step: status.update(f"{name}: step {step} of {steps}") if step else None
 
     def skipped(self, layers: Sequence[str], steps: List[Step]) -> None:
         """One row a step, one column a rank: skipped layers by number, the others as dots."""
@@ -61,32 +50,8 @@ class Screen:
         self.console.print(table)
 
 
-class _Lines:
-    """Progress for a pipe or a log file."""
-
-    def __init__(self, screen: Screen, name: str, steps: int) -> None:
-        self.screen, self.name, self.steps, self.last_shown = screen, name, steps, 0
-        screen.say(f"{name}: two ranks are starting")
-
-    def __call__(self, step: int) -> None:
-        if step and (self.last_shown == 0 or step >= self.last_shown + 5 or step == self.steps > self.last_shown):
-            self.last_shown = step
-            self.screen.say(f"{self.name}: step {step} of {self.steps}")
-
-
 def strip(layers: Sequence[str], skipped: Optional[Tuple[str, ...]]) -> str:
-    """Return the layers side by side: the number of one that was skipped, a dot for one that ran.
-
-    Layers are named by their number, or by a stack and a number ("encoder 3"); stacks are set apart.
-    """
+    """Return the layers side by side: the number of one that was skipped, a dot for one that ran."""
     if skipped is None:
         return "(not reached)"
-    text, before = "", None
-    for layer in layers:
-        stack, _, number = layer.rpartition(" ")
-        if stack != before:
-            text += f"{'  ' if text else ''}{stack[:3]}:" if stack else ""
-            before = stack
-        shown = number if layer in skipped else "."
-        text += shown if not text or text.endswith(":") else f" {shown}"
-    return text
+    return " ".join(layer if layer in skipped else "." for layer in layers)

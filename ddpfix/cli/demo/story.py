@@ -1,22 +1,26 @@
-"""The demo from beginning to end: unpatched, then under ddpfix, then how to switch it on."""
+"""``ddpfix demo``: two real ranks on the CPU train a tiny model, first unpatched, then under ddpfix.
+
+Nothing is loaded from the network, no GPU is needed, and nothing is simulated: the error is torch's own, and hooks on
+the layers record which ones ran.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
+import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import List
+from typing import List, Optional
 
-from ddpfix import __version__
+from ddpfix import __version__, _env
 from ddpfix.cli import run
 from ddpfix.cli.demo import verdict
-from ddpfix.cli.demo.ranks import RANKS, SCRIPT, Job
+from ddpfix.cli.demo.ranks import RANKS, SCRIPT, Job, ending_in_order
 from ddpfix.cli.demo.screen import Screen
+from ddpfix.matrix import loader, settings
 
-_LOOPS = {
-    "plain": "a plain DistributedDataParallel loop",
-    "accelerate": "an accelerate loop",
-    "trainer": "transformers.Trainer with gradient checkpointing",
-}
 _WAYS = (
     ("import ddpfix.auto", "the first line of the training script"),
     ("python -m ddpfix run train.py ...", "no edit; also in front of torchrun and accelerate launch"),
@@ -24,13 +28,47 @@ _WAYS = (
 )
 
 
-def show(model: str, loop: str, steps: int, folder: Path) -> int:
+def show(steps: int) -> int:
+    """Run both trainings and print what happened.
+
+    Returns:
+        0 if the unpatched training failed as expected and ddpfix passed, 1 if not, 2 if something is missing, 130
+        after Ctrl-C.
+
+    Raises:
+        SettingsError: a ``DDPFIX_*`` variable has a name or a value that is not known.
+    """
+    problem = _problem(steps)
+    if problem is not None:
+        _env.say(problem)
+        return 2
+    settings.read({}, loader.load().patches)
+    folder = Path(tempfile.mkdtemp(prefix="ddpfix-demo-"))
+    try:
+        with ending_in_order():
+            return tell(steps, folder)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nddpfix: interrupted; the ranks have been ended\n")
+        return 130
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _problem(steps: int) -> Optional[str]:
+    """Return why the demo cannot run here, in one line, or None."""
+    if steps < 2:
+        return "the demo needs at least two steps: without ddpfix, training fails in the second one"
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    return f"the demo needs {' and '.join(missing)}: pip install 'ddpfix[demo]'" if missing else None
+
+
+def tell(steps: int, folder: Path) -> int:
     """Run both trainings in ``folder`` and print what happened; the exit code."""
     began = time.monotonic()
     screen = Screen()
-    screen.say(f"ddpfix {__version__} demo: a tiny random {model} with LayerDrop, {RANKS} ranks, {_LOOPS[loop]}")
+    screen.say(f"ddpfix {__version__} demo: a tiny random WavLM with LayerDrop under DDP, on {RANKS} ranks")
     screen.say(f"the training script knows nothing of ddpfix: {SCRIPT}", "dim")
-    unpatched, patched = (Job(under_ddpfix, model, loop, steps, folder) for under_ddpfix in (False, True))
+    unpatched, patched = (Job(under_ddpfix, steps, folder) for under_ddpfix in (False, True))
     passed = _unpatched(screen, unpatched)
     if not passed and not verdict.steps(unpatched):
         # Where not even a first step is possible, the second half would only repeat the same output.

@@ -13,7 +13,6 @@ faulthandler.dump_traceback_later(240, exit=True)
 
 import argparse  # noqa: E402
 import hashlib  # noqa: E402
-import inspect  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -25,7 +24,7 @@ from torch import distributed  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.utils.data import DataLoader, DistributedSampler  # noqa: E402
 
-RANKS, BATCH = 2, 8
+RANKS, BATCH, RATE = 2, 8, 2e-3
 Example = Dict[str, torch.Tensor]
 
 
@@ -48,31 +47,6 @@ def wavlm() -> Any:
         feat_extract_activation="relu" if torch.__version__.startswith(("2.0.", "2.1.")) else "gelu",
     )
     return transformers.WavLMForSequenceClassification(config)
-
-
-def bart() -> Any:
-    """Three encoder and three decoder layers; each is skipped in half of the training forwards."""
-    config = transformers.BartConfig(
-        vocab_size=24,
-        d_model=48,
-        encoder_layers=3,
-        decoder_layers=3,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=96,
-        decoder_ffn_dim=96,
-        max_position_embeddings=128,
-        encoder_layerdrop=0.5,
-        decoder_layerdrop=0.5,
-    )
-    return transformers.BartForConditionalGeneration(config)
-
-
-def stacks(model: Any) -> Dict[str, List[Any]]:
-    """Return the layers that may be skipped, by the name that the record gives them."""
-    if isinstance(model, transformers.WavLMForSequenceClassification):
-        return {"": list(model.wavlm.encoder.layers)}
-    return {"encoder ": list(model.model.encoder.layers), "decoder ": list(model.model.decoder.layers)}
 
 
 class Tones:
@@ -100,24 +74,6 @@ class Tones:
         return {"input_values": padded, "attention_mask": mask, "labels": labels}
 
 
-class Counting(Tones):
-    """Sources of random tokens; the target begins with the source's first token and counts on from there."""
-
-    def __getitem__(self, index: int) -> Example:
-        generator = torch.Generator().manual_seed(index)
-        source = torch.randint(4, 24, (int(torch.randint(8, 64, (), generator=generator)),), generator=generator)
-        return {"input_ids": source, "labels": (source[0] - 4 + torch.arange(len(source))) % 20 + 4}
-
-    @staticmethod
-    def collate(examples: List[Example]) -> Example:
-        def padded(name: str, value: int) -> torch.Tensor:
-            parts = [example[name] for example in examples]
-            return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=value)
-
-        ids = padded("input_ids", 1)
-        return {"input_ids": ids, "attention_mask": (ids != 1).long(), "labels": padded("labels", -100)}
-
-
 class Record:
     """Notes which layers a training forward calls, and writes it at its end: in a failing step, no backward may end."""
 
@@ -126,7 +82,7 @@ class Record:
         self.file = (folder / f"rank-{self.rank}.jsonl").open("w", buffering=1)
         self.limit, self.step = limit, 0
         self.called: Set[str] = set()
-        self.layers = {f"{name}{i}": layer for name, part in stacks(model).items() for i, layer in enumerate(part)}
+        self.layers = {str(number): layer for number, layer in enumerate(model.wavlm.encoder.layers)}
         for name, layer in self.layers.items():
             layer.register_forward_hook(self._noting(name))
         model.register_forward_pre_hook(lambda module, arguments: self.called.clear())
@@ -158,10 +114,10 @@ class Record:
         self.file.write(json.dumps({"rank": self.rank, **line}) + "\n")
 
 
-def plain(model: Any, data: Tones, rate: float, folder: Path) -> None:
+def train(model: Any, data: Tones) -> None:
     distributed.init_process_group("gloo")
     wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=rate)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=RATE)
     sampler = DistributedSampler(data, seed=7)
     for batch in DataLoader(data, BATCH, sampler=sampler, collate_fn=data.collate):
         loss = wrapped(**batch).loss
@@ -170,61 +126,17 @@ def plain(model: Any, data: Tones, rate: float, folder: Path) -> None:
         optimizer.zero_grad()
 
 
-def accelerate(model: Any, data: Tones, rate: float, folder: Path) -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    loader = DataLoader(data, BATCH, shuffle=True, collate_fn=data.collate)
-    wrapped, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for batch in loader:
-        accelerator.backward(wrapped(**batch).loss)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def trainer(model: Any, data: Tones, rate: float, folder: Path) -> None:
-    """With gradient checkpointing, without which Trainer sets find_unused_parameters by itself."""
-    known = inspect.signature(transformers.TrainingArguments).parameters
-    if "ddp_backend" not in known:
-        # Older releases refuse gloo, and take a group that is there.
-        distributed.init_process_group("gloo")
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=BATCH,
-        num_train_epochs=1,
-        learning_rate=rate,
-        lr_scheduler_type="constant",
-        gradient_checkpointing=True,
-        save_strategy="no",
-        logging_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        **{"use_cpu" if "use_cpu" in known else "no_cuda": True},
-        **({"ddp_backend": "gloo"} if "ddp_backend" in known else {}),
-    )
-    transformers.Trainer(model=model, args=arguments, train_dataset=data, data_collator=data.collate).train()
-
-
-MODELS: Dict[str, Any] = {"wavlm": (wavlm, Tones, 2e-3), "bart": (bart, Counting, 5e-3)}
-LOOPS = {"plain": plain, "accelerate": accelerate, "trainer": trainer}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=list(MODELS), required=True)
-    parser.add_argument("--loop", choices=list(LOOPS), required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--limit", type=float, required=True, help="seconds after which a step counts as stuck")
     options = parser.parse_args()
-    build, dataset, rate = MODELS[options.model]
     # Ranks get seeds of their own, as in many a recipe, so that dropout and augmentation differ between them.
     transformers.set_seed(7 + int(os.environ["RANK"]))
-    model = build().train()
+    model = wavlm().train()
     record = Record(options.folder, model, options.limit)
-    LOOPS[options.loop](model, dataset(options.steps * RANKS * BATCH), rate, options.folder)
+    train(model, Tones(options.steps * RANKS * BATCH))
     record.compare(model)
     distributed.destroy_process_group()
 
