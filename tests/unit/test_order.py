@@ -29,6 +29,10 @@ INSTALLED: List[Dict[str, Optional[str]]] = [
     {"torch": "1.12.1", "transformers": "9.0", "funasr": "1.0.5", "speechbrain": "1.0.2", "wenet": "3.1.0"},
     {"torch": "2.4.0", "wenet": "2.2.1", "fastNLP": "0.7.0", "accelerate": "0.1", "hydra": "1.3.2"},
 ]
+CHOSEN: List[Dict[str, object]] = [
+    {},
+    {"unused": "late", "torch_finalize": "0", "layerdrop": "stock", "funasr_flag": "force"},
+]
 
 
 def shuffled(data: Any, chance: random.Random) -> Any:
@@ -57,7 +61,7 @@ def test_a_shuffled_matrix_says_the_same_and_is_compiled_to_the_same_decisions(t
     found = compiled.of(write.dump(whole, path.read_bytes()).encode())
     assert found is not None
     for installed in INSTALLED:
-        for chosen in ({}, {"unused": "late", "torch_finalize": "0", "layerdrop": "stock", "funasr_flag": "force"}):
+        for chosen in CHOSEN:
             assert decided(found[0], installed, chosen) == decided(shipped, installed, chosen)
     assert whole.toolkits == shipped.toolkits and whole.marks == shipped.marks and whole.patches == shipped.patches
     assert whole.order == found[0].order == shipped.order
