@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import _thread
 import threading
-from typing import Callable
+from typing import Any, Callable, List
 
 from ddpfix import log
 from ddpfix.system import System
@@ -41,3 +41,10 @@ class Background:
         finally:
             log.UNLISTED.discard(number)
             self._ended.set()
+
+
+def answer(ask: Callable[[], Any], seconds: float, otherwise: Any = None) -> Any:
+    """Return ``ask()`` from a thread: a store's client may wait for ever. ``otherwise``: it raised, or takes longer."""
+    found: List[Any] = []
+    Background(lambda: found.append(ask())).join(seconds)
+    return found[0] if found else otherwise

@@ -108,7 +108,6 @@ class Arguments(TypedDict, total=False):
     fastnlp_logs: Switch
     wenet_uneven: Switch
     wenet_validation: Switch
-    wenet_failures: Switch
     wenet_barrier: Switch
     wenet_unused: Switch
     wenet_checkpointing: Switch

@@ -7,43 +7,34 @@ torchrun names the SIGKILL of rank 0 as the first failure. A rank that only noti
 passes the same place twice; the second time the others are gone, and "No such process" takes the place of the error.
 
 Here the rank that fails first says so before anything else, and tells the others through the process group's store. One
-that only follows waits for that rank, and ends its own message with the first one's.
+that only follows waits for that rank to speak, and the last words of every rank name the first one (torch.failures).
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from types import ModuleType
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 from ddpfix import log
+from ddpfix.background import answer
 from ddpfix.patching import temporary
 from ddpfix.patching.checks import needs_names
 from ddpfix.patching.site import Site
-from ddpfix.ranks.failures import error_file
-from ddpfix.ranks.failures.last_words import follows
+from ddpfix.ranks.failures import error_file, first_failure, last_words
+from ddpfix.system import System, Wait
 
-from . import peers
+# Seconds: for the first rank to say what it has to say, and for an answer of the store, which may have gone.
+_PATIENCE = 5.0
+_STORE = 2.0
 
 
 def first(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``TorchDDPDriver.on_exception``, which all of fastNLP's distributed drivers for torch inherit."""
     needs_names(owner, "on_exception", "destroy_process_group")
     site.wrap(owner, "on_exception", _failed)
-    site.wrap(owner, "setup", _set_up)
-    site.at_undo(peers.forget)
-
-
-def _set_up(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
-    result = wrapped(*args, **kwargs)
-    # A rank may also fail outside of Trainer.run, where fastNLP does not notice.
-    peers.hook_uncaught(driver.global_rank, _others(driver))
-    return result
-
-
-def _others(driver: Any) -> List[int]:
-    return [pid for pid in driver._pids or () if pid != os.getpid()]
 
 
 def _failed(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
@@ -58,20 +49,43 @@ def _failed(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
 def _say(driver: Any, error: BaseException) -> None:
     """Report the cause, if it is this rank's; else wait for the rank whose cause it is."""
     rank = driver.global_rank
-    is_victim, text = follows(error), peers.formatted(error)
-    if not is_victim and peers.claim(rank, text):
+    is_victim = last_words.follows(error)
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+    if not is_victim and _asked(lambda: first_failure.claim(last_words.sentence(rank, None, error)), True):
         _print(driver, f"\nddpfix: rank {rank} failed first and ends the other ranks. The cause:\n{text}\n")
         if error_file.write(error):
             # The others, which this rank ends now, are not to be taken for the first.
             error_file.next_second()
         return
     # The first rank ends this one when it has reported its cause.
-    cause = peers.first_cause(rank, _others(driver))
+    _wait_for_the_first([pid for pid in driver._pids or () if pid != os.getpid()])
     if not is_victim:
-        # Still there, so it says its own as well; the first one comes at the end of all, when the exception is printed.
         _print(driver, f"\nddpfix: rank {rank} failed too. The cause:\n{text}\n")
-    elif cause:
-        error.args = (f"{error}\n{cause}",)
+
+
+def _wait_for_the_first(pids: List[int]) -> None:
+    wait = Wait()
+    while wait.seconds() < _PATIENCE:
+        if _asked(first_failure.cause, None) or not all(map(_is_there, pids)):
+            # It may be about to end this rank; if it cannot, this one goes on by itself.
+            System.pause(1)
+            return
+        wait.pause(0.1)
+
+
+def _asked(ask: Callable[[], Any], otherwise: Any) -> Any:
+    return answer(ask, _STORE, otherwise)
+
+
+def _is_there(pid: int) -> bool:
+    """Return whether a process is still there; one that has ended and has not been waited for is."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _print(driver: Any, text: str) -> None:
@@ -94,7 +108,7 @@ def _print(driver: Any, text: str) -> None:
 def _end_others(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
     """fastNLP's own end, for those that are still there; what goes wrong in it must not hide the cause."""
     pids: Optional[List[int]] = driver._pids
-    there = pids and [pid for pid in pids if pid == os.getpid() or peers.is_there(pid)]
+    there = pids and [pid for pid in pids if pid == os.getpid() or _is_there(pid)]
     try:
         with temporary.replaced(driver, "_pids", there):
             return wrapped(*args, **kwargs)

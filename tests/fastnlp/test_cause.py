@@ -81,9 +81,6 @@ def test_a_rank_that_lost_its_peer_says_so(unpatched: Results, ours: Results) ->
     error = ours["killed"][0].error or ""
     assert error.startswith("RuntimeError: ")
     assert "by peer" in error
-    last = error.splitlines()[-1]
-    assert last.startswith("ddpfix: rank 0 did not fail first: process ")
-    assert last.endswith(" of another rank has exited. See what it printed.")
     assert FIRST not in ours["killed"][0].log
 
 

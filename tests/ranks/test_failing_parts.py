@@ -11,14 +11,14 @@ import sys
 import time
 import typing
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from ddpfix import user_code
-from ddpfix.ranks.failures import bulletin, first_failure, last_words, sys_exit
+from ddpfix.ranks.failures import bulletin, last_words, sys_exit
 from ddpfix.ranks.failures.bulletin import Bulletin, End, Life
 from ddpfix.ranks.groups import internals
 from ddpfix.ranks.store import connection
@@ -319,14 +319,6 @@ def test_a_store_of_the_program_is_told_from_torchs() -> None:
     assert not connection.is_torchs(OwnStore())
     if hasattr(prefixed, "underlying_store"):
         assert not connection.is_torchs(prefixed("a", OwnStore()))
-
-
-def test_a_toolkit_may_tell_its_failures_itself() -> None:
-    told: Dict[bool, bool] = {}
-    for now in (True, False):
-        (lambda: first_failure.tell_elsewhere("toykit"))() if now else first_failure.tell_here()
-        told[now] = first_failure.is_told_elsewhere()
-    assert told == {True: True, False: False}
 
 
 def test_no_line_of_ours_is_the_users() -> None:

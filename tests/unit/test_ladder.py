@@ -20,7 +20,7 @@ ALLOWED: Dict[str, Set[str]] = {
     "ddpfix/cli/demo/ranks.py": {"os.kill"},
     # Signal 0 asks whether a process is there.
     "ddpfix/cli/report/logged.py": {"os.kill"},
-    "patches/fastnlp/peers.py": {"os.kill"},
+    "patches/fastnlp/cause.py": {"os.kill"},
     # `ddpfix probe` ends the process that it has started for three steps.
     "patches/torch/probe.py": {"os._exit"},
     # A user's own training script, in which ddpfix takes no part.

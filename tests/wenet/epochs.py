@@ -84,9 +84,7 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
     torch.set_num_threads(1)
     # Beyond the scenario's own limit: a rank that waits is to be seen as one that hangs.
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-    tiny, fails = Tiny(), scenario["fail"] or {}
-    if fails.get("rank") == serving.RANK and fails["where"] in ("step", "cv"):
-        tiny.fail_at = fails["at"]
+    tiny = Tiny()
     record = scenario["found"]
     record.update(trained=tiny.trained, steps=[], lr=[], seconds=[])
     model = wrapped(tiny, scenario["engine"])

@@ -133,17 +133,9 @@ def test_batches_without_utterances_count_on_no_rank(runs: Runs) -> None:
     assert runs["empty"].of("trained")[1][:3] == trained((4, 4), empty)[1]
 
 
-@pytest.mark.patches("wenet.failures")
-@pytest.mark.parametrize(
-    "name, cause",
-    [
-        ("loader", "ValueError: file 102 is bad"),
-        ("worker", "exited unexpectedly"),
-        ("step", "ValueError: batch 102 is bad"),
-        ("cv", "ValueError: batch 1001 is bad"),
-    ],
-)
-def test_a_rank_that_fails_ends_all_with_the_cause(runs: Runs, name: str, cause: str) -> None:
+@pytest.mark.patches("wenet.uneven")
+@pytest.mark.parametrize("name, cause", [("loader", "ValueError: file 102 is bad"), ("worker", "exited unexpectedly")])
+def test_a_loader_that_fails_ends_all_ranks_with_the_cause(runs: Runs, name: str, cause: str) -> None:
     outcome = runs[name]
     assert outcome.word() == "all end with the cause" and cause in outcome.errors[1]
     assert "ddpfix: rank 1 failed: " in outcome.logs[0] and cause in outcome.logs[0]

@@ -23,7 +23,7 @@ class Scenario(scenario.Scenario):
         accum: micro-batches an optimizer step.
         save_interval: steps from one validation to the next (step mode, from 3.0.0 on); 0 is epoch mode.
         empty: numbers of batches that have no utterance (rank 1's begin at 100).
-        fail: what goes wrong: {"rank", "at": number of the batch, "where": loader, worker, slow (a loader), step, cv}.
+        fail: what goes wrong: {"rank", "at": number of the batch, "where": loader, worker, slow (a loader)}.
         workers: processes of the data loader, whose iterator is then a collective (it has an IterDataPipe) and which
             serves all epochs.
         engine: torch_ddp or torch_fsdp.

@@ -24,8 +24,6 @@ def unpatched(tree: Path) -> List[Scenario]:
         Scenario("empty", (4, 4), accum=2, empty=empty),
         Scenario("loader", (4, 4), fail=fails("loader"), alive=8),
         Scenario("worker", (4, 4), fail=fails("worker"), alive=8, workers=1, epochs=2),
-        Scenario("step", (4, 4), fail=fails("step"), alive=8),
-        Scenario("cv", (3, 3), cv=(3, 3), fail=fails("cv", 1001), alive=8),
     ]
     if era(tree) > 1:
         plans.append(Scenario("validation", (2, 2), cv=(2, 4)))

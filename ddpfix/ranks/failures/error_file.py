@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Iterator
 
 from ddpfix import log
 from ddpfix.patching import tracebacks
@@ -39,19 +38,6 @@ def _discard(path: str) -> None:
 def next_second() -> None:
     """Wait for the next whole second: elastic compares these, and of failures in one second takes the lowest rank's."""
     System.pause(1.05 - System.time() % 1)
-
-
-@contextlib.contextmanager
-def written_last() -> Iterator[None]:
-    """Write an error of this block, which another rank has caused, after that rank's own error."""
-    try:
-        yield
-    except Exception as error:
-        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if path and not os.path.exists(path):
-            next_second()
-            write(error)
-        raise
 
 
 def is_wanted() -> bool:

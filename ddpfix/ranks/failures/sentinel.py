@@ -129,7 +129,7 @@ class Sentinel:
 
     def _failure(self) -> Optional[Failure]:
         """Return the end of the program; None where it runs, has ended well, or nothing is proved."""
-        if not self._main.is_over() or first_failure.is_told_elsewhere():
+        if not self._main.is_over():
             return None
         error, known = self._main.uncaught(), sys_exit.last()
         if error is not None:

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 from typing import Any, List, NamedTuple, Optional, Sequence
 
-from ddpfix.background import Background
+from ddpfix.background import answer
 from ddpfix.ranks.store.keys import default_store, has, keys, look_until, put
 from ddpfix.system import System
 
@@ -60,14 +60,7 @@ def compare(name: str, rank: int, ranks: Sequence[int], text: str, limit: float 
     store = default_store()
     if store is None or len(ranks) == 1:
         return None
-    found: List[Found] = []
-
-    def ask() -> None:
-        found.append(_compare(keys(store, f"comparison/{name}"), rank, ranks, text, limit))
-
-    # The store's client waits for as long as its server needs, which may be for ever.
-    Background(ask).join(limit + _STORE_LIMIT)
-    return found[0] if found else None
+    return answer(lambda: _compare(keys(store, f"comparison/{name}"), rank, ranks, text, limit), limit + _STORE_LIMIT)
 
 
 def _compare(own: Any, rank: int, ranks: Sequence[int], text: str, limit: float) -> Found:
