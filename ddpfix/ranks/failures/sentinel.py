@@ -281,16 +281,18 @@ class Sentinel:
         found = {rank: self._bulletin.life(rank) for rank in others}
         return {rank: life for rank, life in found.items() if life is not None}
 
-    def _say(self, text: str) -> None:
-        """Log a line, once where the ranks of a node print into one stream; the trace of each rank has it."""
+    def _say(self, text: str) -> bool:
+        """Log a line, once where the ranks of a node print into one stream (the trace of each has it); whether here."""
         sys.stdout.flush()
         self._said = text
         is_first = True
         with contextlib.suppress(Exception):
             is_first = self._bulletin.says_first(text)
         (log.error if is_first else functools.partial(log.record, "error"))(text)
+        return is_first
 
     def _say_last(self, text: str) -> None:
-        """Log why this rank ends as its last words; a line that it has logged already is not repeated."""
-        head, follows, _ = text.partition(": ")
-        self._say(f"this rank ends because {head}{' (above)' if follows else ''}" if text == self._said else text)
+        """Log why this rank ends as its last words; of a line that was logged already only the beginning is."""
+        if text == self._said or not self._say(text):
+            head, follows, _ = text.partition(": ")
+            self._say(f"this rank ends because {head}{' (above)' if follows else ''}")
