@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 HOW, FOLDER = sys.argv[1], Path(sys.argv[2])
-STEPS, EPOCH, BYTES = 18, 5, 8 * 2**20
+STEPS, BYTES = 18, 8 * 2**20
 KILLED = 26
 
 
@@ -28,40 +28,12 @@ class Curve:
         self.predictions.append(predictions)
 
 
-curve, losses, cache = Curve(), [], {}  # type: Curve, List[torch.Tensor], Dict[int, Any]
-total: Any = 0.0
-
-
-def repeated(out: torch.Tensor) -> torch.Tensor:
-    return torch.cat([out] * (BYTES // (4 * out.numel())))
+curve = Curve()
+cache: Dict[int, Any] = {}
 
 
 def metric(step: int, out: torch.Tensor) -> None:
-    curve.update(repeated(out))
-
-
-def metric_reset(step: int, out: torch.Tensor) -> None:
-    curve.update(repeated(out.detach()))
-    if step % EPOCH == 0:
-        curve.predictions.clear()
-
-
-def list_of_losses(step: int, out: torch.Tensor) -> None:
-    # One that is looked at and has no backward: its graph holds the squares' input.
-    losses.append(repeated(out).pow(2).mean())
-
-
-def sum_of_losses(step: int, out: torch.Tensor) -> None:
-    global total
-    total = total + repeated(out).pow(2).mean()
-
-
-def python_cache(step: int, out: torch.Tensor) -> None:
-    cache[step] = os.urandom(BYTES)
-
-
-def warm_up(step: int, out: torch.Tensor) -> None:
-    cache[step % 7] = os.urandom(BYTES)
+    curve.update(torch.cat([out] * (BYTES // (4 * out.numel()))))
 
 
 def mapped_file(step: int, out: torch.Tensor) -> None:
@@ -71,10 +43,6 @@ def mapped_file(step: int, out: torch.Tensor) -> None:
         with (FOLDER / "data").open("rb") as file:
             cache[0] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     cache[0][step * BYTES : (step + 1) * BYTES].count(b"x")
-
-
-def nothing(step: int, out: torch.Tensor) -> None:
-    """Keep nothing."""
 
 
 def killed(step: int, out: torch.Tensor) -> None:
@@ -88,9 +56,7 @@ def killed_early(step: int, out: torch.Tensor) -> None:
 
 
 WAYS: Dict[str, Callable[[int, torch.Tensor], None]] = {
-    each.__name__: each
-    for each in (metric, metric_reset, list_of_losses, sum_of_losses, python_cache, warm_up, mapped_file, nothing)
-    + (killed, killed_early)
+    each.__name__: each for each in (metric, mapped_file, killed, killed_early)
 }
 
 

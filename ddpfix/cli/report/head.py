@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from datetime import datetime, timezone
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import __version__
 from ddpfix.cli.report import compare, words
+from ddpfix.cli.report.tables import text
 
 Data = Dict[str, Any]
 # Lines of ddpfix that the sentence has; the part "ddpfix" has all.
@@ -23,26 +23,22 @@ def make(runs: Sequence[Data], title: str) -> str:
     own = [[each for each in mine if each not in shared] for mine in facts]
     heads = "".join(_run(data, mine, len(runs) > 1) for data, mine in zip(runs, own))
     return (
-        f'<header><div class="title"><h1>{_text(title)} <small>ddpfix report</small></h1>'
+        f'<header><div class="title"><h1>{text(title)} <small>ddpfix report</small></h1>'
         '<button type="button" id="theme">Dark colours</button></div>'
         f'{_list(shared)}<div class="heads">{heads}</div></header>'
     )
 
 
 def _run(data: Data, facts: Sequence[Tuple[str, str]], is_named: bool) -> str:
-    name = f'<p class="name"><strong>{_text(data["name"])}</strong></p>' if is_named else ""
-    return f'<div class="head">{name}{_list(facts)}<p class="did">{_text(did(data))}</p></div>'
+    name = f'<p class="name"><strong>{text(data["name"])}</strong></p>' if is_named else ""
+    return f'<div class="head">{name}{_list(facts)}<p class="did">{text(did(data))}</p></div>'
 
 
 def _list(facts: Sequence[Tuple[str, str]]) -> str:
     shown = "".join(
-        f'<div class="{label.lower()}"><dt>{label}</dt><dd>{_text(value)}</dd></div>' for label, value in facts
+        f'<div class="{label.lower()}"><dt>{label}</dt><dd>{text(value)}</dd></div>' for label, value in facts
     )
     return f"<dl>{shown}</dl>" if shown else ""
-
-
-def _text(value: Any) -> str:
-    return html.escape(str(value), quote=True)
 
 
 def _facts(data: Data) -> List[Tuple[str, str]]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence
 
 from ddpfix.cli.report import compare, figures, findings, head, tables
 from ddpfix.cli.report.figures.figure import TABLE_ROWS, Figure, Table
+from ddpfix.cli.report.tables import text
 from ddpfix.cli.report.words import BAD, GOOD, PLAIN, Finding
 
 Data = Dict[str, Any]
@@ -60,11 +60,6 @@ def make(runs: Sequence[Data], plotly: str) -> str:
     )
 
 
-def text(value: Any) -> str:
-    """Escaped for HTML, also inside of an attribute."""
-    return html.escape(str(value), quote=True)
-
-
 def embedded(value: Any) -> str:
     """JSON that can stand in a script element: nothing in it can end the element, or begin a comment."""
     dumped = json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -100,7 +95,7 @@ def _body(runs: Sequence[Data], drawn: Sequence[Sequence[Figure]], title: str) -
             head.make(runs, title),
             f'<nav aria-label="Parts of this page"><ul>{listed}</ul></nav>',
             f'<main id="main" class="{"two" if len(runs) == 2 else ""}">',
-            _section("findings", "Findings", _columns(runs, [_findings(data) for data in runs])),
+            _section("findings", "Findings", tables.columns(runs, _findings)),
             _ratios(runs) if len(runs) == 2 else "",
             *(_section(subject, heading, parts[subject]) for subject, heading in shown),
             _absent(runs, [subject for subject, heading in _PARTS if not parts[subject]]),
@@ -113,14 +108,6 @@ def _body(runs: Sequence[Data], drawn: Sequence[Sequence[Figure]], title: str) -
 def _section(name: str, heading: str, content: str) -> str:
     title = f'<h2 id="{name}-heading">{text(heading)}</h2>'
     return f'<section id="{name}" aria-labelledby="{name}-heading">{title}{content}</section>'
-
-
-def _columns(runs: Sequence[Data], contents: Sequence[str]) -> str:
-    """Return a part below a heading for each run, beside each other where the screen is wide enough."""
-    if len(runs) == 1:
-        return contents[0]
-    parts = [f"<div><h3>{text(data['name'])}</h3>{content}</div>" for data, content in zip(runs, contents)]
-    return f'<div class="columns">{"".join(parts)}</div>'
 
 
 def _findings(data: Data) -> str:

@@ -26,18 +26,18 @@ def table(content: Table, caption: str) -> str:
     """Return a table in a box that scrolls where it is wide; a narrow window has a block for each row instead."""
     rows = content.rows[:MOST]
     kinds = [_kind([row[place] for row in rows]) for place in range(len(content.headings))]
-    heads = "".join(f'<th scope="col"{kind}>{_text(each)}</th>' for kind, each in zip(kinds, content.headings))
-    labels = [f'{kind} data-label="{_text(each)}"' for kind, each in zip(kinds, content.headings)]
+    heads = "".join(f'<th scope="col"{kind}>{text(each)}</th>' for kind, each in zip(kinds, content.headings))
+    labels = [f'{kind} data-label="{text(each)}"' for kind, each in zip(kinds, content.headings)]
     body = "".join(
-        f'<tr><th scope="row"{labels[0]}>{_text(row[0])}</th>'
-        + "".join(f"<td{label}>{_text(cell)}</td>" for label, cell in zip(labels[1:], row[1:]))
+        f'<tr><th scope="row"{labels[0]}>{text(row[0])}</th>'
+        + "".join(f"<td{label}>{text(cell)}</td>" for label, cell in zip(labels[1:], row[1:]))
         + "</tr>"
         for row in rows
     )
-    label = _text(f"Table: {caption}")
+    label = text(f"Table: {caption}")
     return (
         f'<div class="scroll" role="group" tabindex="0" aria-label="{label}"><table>'
-        f"<caption>{_text(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<caption>{text(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
@@ -47,19 +47,22 @@ def _kind(cells: Sequence[str]) -> str:
     return ' class="number"' if known and all(map(_NUMBER.fullmatch, known)) else ""
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """Escaped for HTML, also inside of an attribute."""
     return html.escape(str(value), quote=True)
 
 
-def _folded(summary: str, content: str) -> str:
-    return f"<details><summary>{_text(summary)}</summary>{content}</details>"
+def _folded(summary: str, heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
+    """Return a table that can be opened; empty without rows."""
+    content = table(Table(heads, rows), caption)
+    return f"<details><summary>{text(summary)}</summary>{content}</details>" if rows else ""
 
 
-def _each(runs: Sequence[Data], of: Callable[[Data], str]) -> str:
-    """Return the same for each run, beside each other where the screen is wide enough."""
+def columns(runs: Sequence[Data], of: Callable[[Data], str]) -> str:
+    """Return the same for each run, below its name and beside each other where the screen is wide enough."""
     if len(runs) == 1:
         return of(runs[0])
-    parts = [f"<div><h3>{_text(data['name'])}</h3>{of(data)}</div>" for data in runs]
+    parts = [f"<div><h3>{text(data['name'])}</h3>{of(data)}</div>" for data in runs]
     return f'<div class="columns">{"".join(parts)}</div>'
 
 
@@ -105,11 +108,9 @@ def _of_ddpfix(runs: Sequence[Data]) -> str:
     rows = [[name, *(f"{value} ({source})" for value, source in found[name])] for name in changed]
     shown = table(Table(heads, rows), "ddpfix settings") if rows else ""
     rest = [[name, *(value for value, _ in values)] for name, values in found.items() if name not in changed]
-    if not rest:
-        return shown
     heads = [heads[0], *(data["name"] for data in runs)] if len(runs) > 1 else ["setting", "value"]
-    caption = "ddpfix settings at their default"
-    return shown + _folded(f"{words.count(len(rest), 'setting')} at default", table(Table(heads, rest), caption))
+    summary = f"{words.count(len(rest), 'setting')} at default"
+    return shown + _folded(summary, heads, rest, "ddpfix settings at their default")
 
 
 def _who(seen: Data, data: Data) -> str:
@@ -119,28 +120,22 @@ def _who(seen: Data, data: Data) -> str:
 
 
 def _done(runs: Sequence[Data]) -> str:
-    return _each(runs, _done_in)
+    return columns(runs, _done_in)
 
 
 def _done_in(data: Data) -> str:
-    parts = []
     said = [
         [each["text"], each["level"], _step(each), f"{each['times']:,}", _who(each, data)] for each in data["events"]
     ]
     heads = ["line", "level", "first step", "times", "ranks"]
-    serious = [row for row in said if row[1] != "info"]
-    if serious:
-        parts.append(table(Table(heads, serious), "Warnings and errors from ddpfix"))
-    if len(said) > len(serious):
-        lines = [row for row in said if row[1] == "info"]
-        parts.append(
-            _folded(f"{words.count(len(lines), 'line')} from ddpfix", table(Table(heads, lines), "Lines from ddpfix"))
-        )
+    serious, lines = [row for row in said if row[1] != "info"], [row for row in said if row[1] == "info"]
+    parts = [table(Table(heads, serious), "Warnings and errors from ddpfix")] if serious else []
+    parts.append(_folded(f"{words.count(len(lines), 'line')} from ddpfix", heads, lines, "Lines from ddpfix"))
     parts.append(_patches(data) if data["patches"] else "<p>No list of fixes recorded.</p>")
-    if data["stalls"]:
-        rows = [[each["phase"], _step(each), f"{each['times']:,}", _who(each, data)] for each in data["stalls"]]
-        places = table(Table(["where", "first step", "times", "ranks"], rows), "Stalls of two seconds or more")
-        parts.append(_folded(f"Stalls of two seconds or more in {words.count(len(rows), 'place')}", places))
+    rows = [[each["phase"], _step(each), f"{each['times']:,}", _who(each, data)] for each in data["stalls"]]
+    caption = "Stalls of two seconds or more"
+    heads = ["where", "first step", "times", "ranks"]
+    parts.append(_folded(f"{caption} in {words.count(len(rows), 'place')}", heads, rows, caption))
     if data["texts_left_out"]:
         parts.append(f"<p>{data['texts_left_out']:,} more lines are in the trace.</p>")
     return "".join(parts)
@@ -151,16 +146,9 @@ def _patches(data: Data) -> str:
     rows = [[each["id"], each["state"], each["reason"], _who(each, data)] for each in data["patches"]]
     ready = [row for row in rows if row[1] in ("applied", "registered")]
     others = [row for row in rows if row not in ready]
-    heads, found = ["fix", "state", "reason", "ranks"], ""
-    if ready:
-        found += _folded(
-            f"{len(ready):,} fix{'' if len(ready) == 1 else 'es'} ready",
-            table(Table(heads, ready), "Fixes ready"),
-        )
-    if others:
-        caption = "Fixes not in use"
-        found += _folded(f"{len(others):,} fixes not in use", table(Table(heads, others), caption))
-    return found
+    heads = ["fix", "state", "reason", "ranks"]
+    found = _folded(f"{len(ready):,} fix{'' if len(ready) == 1 else 'es'} ready", heads, ready, "Fixes ready")
+    return found + _folded(f"{len(others):,} fixes not in use", heads, others, "Fixes not in use")
 
 
 def _step(seen: Data) -> str:
@@ -168,7 +156,7 @@ def _step(seen: Data) -> str:
 
 
 def _ranks(runs: Sequence[Data]) -> str:
-    return _each(runs, _ranks_of)
+    return columns(runs, _ranks_of)
 
 
 def _ranks_of(data: Data) -> str:

@@ -84,8 +84,3 @@ def ranks(found: Sequence[int], of: Optional[int] = None) -> str:
 def listed(names: Sequence[str], most: int = 3) -> str:
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most:,} more" if len(names) > most else shown
-
-
-def ratio(one: Optional[float], two: Optional[float]) -> str:
-    """Return the second divided by the first, as ``1.35``; a dash where that has no meaning."""
-    return f"{two / one:.2f}" if one and two is not None else "-"

@@ -1,4 +1,4 @@
-"""What a trace says once: of the run that begins, of the patches, and of the end."""
+"""What a trace has beside its rows: of the run that begins, of the patches, what ddpfix logs, and of the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 import socket
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import distributed
@@ -21,6 +21,10 @@ from ddpfix.trace.writer import Writer
 
 # The messages of ddpfix's own errors begin with it.
 _OWN = "ddpfix: "
+# Levels of lines after which the process may end at once.
+_URGENT = ("error", "diagnosis")
+# Lines that are kept until there is a writer.
+_MOST = 1000
 
 
 def run(site: Site, rank: int) -> Dict[str, Any]:
@@ -102,3 +106,35 @@ def how_it_ends() -> str:
     if known is not None:
         return f"failed: {known.handled or f'exit code {known.code}{known.place}'}"
     return "ended"
+
+
+class Heard:
+    """Has the lines that ddpfix logs, and diagnoses that it does not print, as rows of a trace until :meth:`end`."""
+
+    def __init__(self, is_on: Callable[[], bool], step: Callable[[], int]) -> None:
+        self._is_on, self._step = is_on, step
+        self._writer: Optional[Writer] = None
+        self._held: List[Tuple[str, str, float]] = []
+        log.LISTENERS.append(self._line)
+
+    def begin(self, writer: Writer) -> None:
+        """Write what was logged before there was a writer, and each line from now on."""
+        self._writer = writer
+        for level, text, moment in self._held:
+            writer.line(schema.EVENT, time=moment, step=0, level=level, text=text)
+        self._held.clear()
+
+    def end(self) -> None:
+        if self._line in log.LISTENERS:
+            log.LISTENERS.remove(self._line)
+
+    def _line(self, level: str, text: str) -> None:
+        if not self._is_on():
+            return
+        if self._writer is None:
+            if len(self._held) < _MOST:
+                self._held.append((level, text, time.time()))
+            return
+        self._writer.line(schema.EVENT, time=time.time(), step=self._step(), level=level, text=text)
+        if level in _URGENT:
+            self._writer.urgent()

@@ -24,7 +24,6 @@ from ddpfix.trace.writer import Writer, forget, watch
 from ..internals import reducer
 from ..pipeline import optimizers
 from . import async_values, header
-from .logged_lines import Heard
 from .step_row import Epochs, Memory, StepRow, add_step
 from .traced_model import Traced
 
@@ -63,7 +62,7 @@ class Recorder:
         self._told: Dict[str, Any] = {}
         self._finalize: Any = None
         self.stock_layerdrop = site.settings["layerdrop"] == "stock"
-        self._heard = Heard(lambda: self.on, lambda: self.steps)
+        self._heard = header.Heard(lambda: self.on, lambda: self.steps)
 
     # The files.
 

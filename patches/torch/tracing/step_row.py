@@ -29,7 +29,6 @@ class StepRow:
         unused: the numbers of parameters without a gradient.
         samples: of the batches, where loaders tell.
         sent: bytes of gradients that were communicated; None where no model is under DDP.
-        optimizers: the ids of those that have stepped.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,6 @@ class StepRow:
         self.sent: Optional[int] = None
         self.seen = batch_shape.Seen()
         self.samples: Optional[int] = None
-        self.optimizers: List[int] = []
 
     def add(self, place: str, seconds: float) -> None:
         self.times[place] = self.times.get(place, 0.0) + seconds

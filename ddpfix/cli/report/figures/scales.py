@@ -56,17 +56,16 @@ def _known(values: Iterable[Optional[float]]) -> List[float]:
 
 def robust(rows: Sequence[Sequence[Optional[float]]]) -> Tuple[float, float]:
     """Return the ends of a colour scale around the median that outliers do not flatten, each row by its own median."""
-    found = [sorted(_known(row)) for row in rows]
-    everything = [value for row in found for value in row]
-    if not everything or median(everything) <= 0:
-        return 0.0, max(everything, default=0.0) or 1.0
-    middle = median(everything)
-    top = max([middle * (1 + _SPREAD), *(_usual_end(row) for row in found if row)])
+    found = [row for row in map(_known, rows) if row]
+    middle = median(value for row in found for value in row) if found else 0.0
+    if middle <= 0:
+        return 0.0, max((value for row in found for value in row), default=0.0) or 1.0
+    top = max(middle * (1 + _SPREAD), *map(_usual_end, found))
     return max(0.0, 2 * middle - top), top
 
 
 def _usual_end(row: Sequence[float]) -> float:
-    """Return the largest value of a sorted row but for outliers."""
+    """Return the largest value of a row but for outliers."""
     limit = _OUTLYING * median(row)
-    usual = [value for value in row if value <= limit] or row
+    usual = sorted(value for value in row if value <= limit) or [max(row)]
     return usual[int(_KEPT * (len(usual) - 1))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix.cli.report import words
@@ -78,7 +77,7 @@ def _part(part: str, groups: Sequence[Tuple[str, List[Data]]], labels: Sequence[
         "name": shown,
         "y": list(labels),
         "x": [value or 0.0 for value in values],
-        "customdata": [words.percent(share) + _spread(members) for share, (_, members) in zip(shares, groups)],
+        "customdata": [words.percent(share) for share in shares],
         "marker": {"color": _COLOURS[part]},
         "hovertemplate": f"%{{y}}: {shown} %{{x:.4f}} s, %{{customdata}}<extra></extra>",
     }
@@ -87,15 +86,6 @@ def _part(part: str, groups: Sequence[Tuple[str, List[Data]]], labels: Sequence[
 def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _spread(members: Sequence[Data]) -> str:
-    """Return the compute time of several ranks: least, median, most."""
-    own = sorted(each["own"] for each in members if each["own"] is not None)
-    if len(own) < 2:
-        return ""
-    least, middle, most = (words.seconds(value) for value in (own[0], median(own), own[-1]))
-    return f"<br>compute {least} to {most}, median {middle}"
 
 
 def _share(value: Optional[float], members: Sequence[Data]) -> Optional[float]:
