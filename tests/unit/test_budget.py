@@ -7,7 +7,7 @@ import pytest
 from tests.support import ledger
 
 # python -m tests.support.ledger prints what they are.
-PRODUCT, TESTS = 37_926, 70_846
+PRODUCT, TESTS = 37_867, 70_812
 
 
 @pytest.mark.parametrize(("folders", "most"), [(ledger.PRODUCT, PRODUCT), (("tests",), TESTS)])
