@@ -7,9 +7,9 @@ reentrant checkpoint for unused though they get a gradient.
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import Sequence
 
-from ddpfix.probing.result import Result
+from ddpfix.probing.result import Result, Skipping
 from ddpfix.ranks.groups.work import LEAVE_NO_SYNC
 from ddpfix.rules.names import collapsed, modules
 
@@ -17,16 +17,13 @@ FLAG = "find_unused_parameters=True"
 _LATE = "or DDPFIX=1, which trains without the flag, with the same result"
 
 
-def advise(found: Result, skipping: List[str], names: Sequence[str]) -> None:
-    """Fill ``setting``, ``unused`` and ``advice``.
-
-    Args:
-        skipping: says in words what skips layers and trains.
-        names: of all parameters that train.
-    """
-    reasons = skipping + found.reasons
+def advise(found: Result, names: Sequence[str]) -> None:
+    """Fill ``setting``, ``unused`` and ``advice``, by the names of all parameters that train."""
+    trains = [skip for skip in found.skips if any(name.startswith(_inside(skip)) for name in names)]
+    skipping = [f"{skip.kind} (rate {skip.rate:g}) skips layers at random" for skip in trains]
+    reasons = [*dict.fromkeys(skipping), *found.reasons]
     # A layer that was skipped in each of a few steps runs in a later one.
-    above = tuple(f"{skip.name}." if skip.name else "" for skip in found.skips) if reasons else ()
+    above = tuple(map(_inside, found.skips)) if reasons else ()
     idle = [name for name in found.always if name not in found.outside and not name.startswith(above)]
     freeze = f"freeze {modules(collapsed(idle, names))} (requires_grad_(False)) if they should not train: "
     if reasons:
@@ -44,6 +41,11 @@ def advise(found: Result, skipping: List[str], names: Sequence[str]) -> None:
     if reasons or found.sometimes or idle:
         found.setting = FLAG
     _except(found, names)
+
+
+def _inside(skip: Skipping) -> str:
+    """Return what the names of the parameters of a module begin with."""
+    return f"{skip.name}." if skip.name else ""
 
 
 def _except(found: Result, names: Sequence[str]) -> None:

@@ -96,7 +96,6 @@ class _Run:
                 self.step(each)
         finally:
             self._calls.stop()
-            self._subject.end()
         changed = [name for name, version in self._versions().items() if version != versions[name]]
         found = self.result(wanted)
         if changed:

@@ -49,11 +49,6 @@ class ModuleCalls:
             subject.end()
         self._subjects.clear()
 
-    def forget(self, subject: Subject) -> None:
-        """Modules of this model may belong to another one from here on."""
-        for module in [module for module, known in self._subjects.items() if known is subject]:
-            del self._subjects[module]
-
     def _around(self) -> List[Any]:
         found: Optional[List[Any]] = getattr(self._threads, "around", None)
         if found is None:

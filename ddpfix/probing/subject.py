@@ -178,8 +178,7 @@ class Subject:
         missing = {name: self.without[name] for name, _ in self.parameters if 0 < self.without[name] < self.passes}
         found.sometimes = missing
         found.outside = [name for name in (*found.always, *missing) if self._behind[name]]
-        found.never_ran = self._never_ran(set(found.always))
-        found.why = self._causes({**dict.fromkeys(found.always, self.passes), **missing}, set(found.outside))
+        self._explain(found, {**dict.fromkeys(found.always, self.passes), **missing})
         found.skips = self._skips()
         found.reasons = wrap_hooks.reasons(self.model)
         found.checkpointing = [
@@ -200,21 +199,12 @@ class Subject:
             for module, most in self._most.items()
             if most > 1 and any(p.requires_grad for p in module.parameters(recurse=False))
         }
-        advise(found, self._skipping(), self.trained())
+        advise(found, self.trained())
         return found
 
     def trained(self) -> List[str]:
         """Return the names of the parameters that train."""
         return [name for name, parameter in self.parameters if parameter.requires_grad]
-
-    def _skipping(self) -> List[str]:
-        """Return the classes that skip layers in training, in words; layers of one class with the same rate once."""
-        found = [
-            f"{type(module).__name__} (rate {rate:g}) skips layers at random"
-            for _, module, rate in cover.active(self.model)
-            if any(parameter.requires_grad for parameter in module.parameters())
-        ]
-        return list(dict.fromkeys(found))
 
     def _skips(self) -> List[Skipping]:
         found = []
@@ -224,19 +214,9 @@ class Subject:
             found.append(Skipping(name, type(module).__name__, float(rate), len(_layers(module)), seen))
         return found
 
-    def _never_ran(self, always: Set[str]) -> List[str]:
-        names: List[str] = []
-        for module, name in self.modules.items():
-            inside = [f"{name}.{part}" if name else part for part, _ in module.named_parameters()]
-            trained = [part for part in inside if part in always]
-            ran = any(self.called[part] for part in module.modules())
-            held = any(name == above or name.startswith(f"{above}.") for above in names)
-            if name and trained and not ran and not held and all(part in always for part in inside):
-                names.append(name)
-        return names
-
-    def _causes(self, without: Mapping[str, int], outside: Set[str]) -> Dict[str, str]:
-        """Return for each parameter without gradient why it has none."""
+    def _explain(self, found: Result, without: Mapping[str, int]) -> None:
+        """Fill in why parameters got no gradient, and the modules that never ran."""
+        outside = set(found.outside)
         modules = {name: module for module, name in self.modules.items()}
         alike: Dict[Tuple[int, bool], List[str]] = {}
         for name, missing in without.items():
@@ -248,8 +228,11 @@ class Subject:
                 ran = times == self.passes or times > 0 and missing == self.passes
                 output, skips = "an output" if is_outside else "", facts.skips(modules, group)
                 seen.append((group, Seen(self.passes, missing, ran, times > 0, output, skips)))
-        found = unused.causes(seen)
-        return {name: cause.finding.cause for cause in found for group in cause.groups for name in group.names}
+        for cause in unused.causes(seen):
+            for group in cause.groups:
+                found.why.update(dict.fromkeys(group.names, cause.finding.cause))
+                if cause.finding.kind is unused.NEVER and group.whole and group.module:
+                    found.never_ran.append(group.module)
 
 
 def shared(model: Any) -> List[List[str]]:

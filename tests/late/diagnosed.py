@@ -105,52 +105,6 @@ class Dropping(Net):
         return super().forward(x, [number for number in range(1, 6) if draws[number] < self.layerdrop])
 
 
-class Deep(nn.Module):
-    """A layer with a stochastic depth of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(SIZE, SIZE)
-        self.stochastic_depth_rate = 0.5
-        self.draws = torch.Generator().manual_seed(5)
-
-    def forward(self, x: Any) -> Any:
-        skipped = self.training and float(torch.rand(1, generator=self.draws)) < self.stochastic_depth_rate
-        return x if skipped else x + self.linear(x)
-
-
-def stochastic_depth(record: Record) -> None:
-    net = Net(aux=False)
-    net.layers = nn.ModuleList([nn.Linear(SIZE, SIZE), Deep()])
-    trained(record, wrap(net), lambda model, step: model(batch(step)).sum())
-
-
-def wav2vec2(record: Record) -> None:
-    """LayerDrop of a real encoder, whose rate is in its configuration, with ddpfix's own draws or without."""
-    from transformers import Wav2Vec2Config, Wav2Vec2Model
-
-    config = Wav2Vec2Config(
-        hidden_size=16,
-        num_hidden_layers=6,
-        num_attention_heads=2,
-        intermediate_size=16,
-        conv_dim=(16,),
-        # As in compared.py.
-        feat_extract_activation="relu",
-        conv_stride=(5,),
-        conv_kernel=(10,),
-        num_conv_pos_embeddings=4,
-        num_conv_pos_embedding_groups=2,
-        layerdrop=0.5,
-        mask_time_prob=0.0,
-    )
-    torch.manual_seed(1)
-    net = Wav2Vec2Model(config).train()
-    if hasattr(net, "masked_spec_embed"):
-        net.masked_spec_embed.requires_grad_(False)
-    trained(record, wrap(net), lambda model, step: model(torch.ones(1, 400))[0].sum())
-
-
 class Two(Net):
     """Has a second output."""
 
@@ -166,14 +120,6 @@ class Lost(Net):
         with torch.no_grad():
             shift = self.aux(x)
         return super().forward(x) + shift
-
-
-class Beside(Net):
-    """Has a parameter of its own that is used in no step."""
-
-    def __init__(self) -> None:
-        super().__init__(aux=False)
-        self.mask = nn.Parameter(torch.ones(SIZE))
 
 
 class Reentrant(Net):
@@ -279,8 +225,7 @@ def stack() -> nn.Module:
 # The model, its loss and keywords of DDP.
 PROGRAMS: Dict[str, Tuple[Build, Loss, Dict[str, Any]]] = {
     "layerdrop": (Dropping, usual, {}),
-    # A head that is used in the first three steps, or never.
-    "branch": (Net, lambda model, step: model(batch(step), aux=step < 2).sum(), {}),
+    # A head that is never used.
     "never": (Net, usual, {}),
     # The user's own False, which stays.
     "explicit_false": (Net, usual, {"find_unused_parameters": False}),
@@ -288,7 +233,6 @@ PROGRAMS: Dict[str, Tuple[Build, Loss, Dict[str, Any]]] = {
     # The same, and the program keeps nothing but the first output.
     "dropped": (Two, lambda model, step: model(batch(step))["main"].sum(), {}),
     "lost": (Lost, usual, {}),
-    "beside": (Beside, usual, {}),
     # More parameters than torch names.
     "many": (lambda: Net(80, aux=False), skipping(range(10, 80)), {}),
     # The first rank alone leaves a layer out, or each rank another one.
