@@ -30,8 +30,7 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.layerdrop import schedule, training
-from ddpfix.models import wrap_hooks
-from ddpfix.models.graph import tensors_in
+from ddpfix.models import graph, wrap_hooks
 from ddpfix.patching import attribution, tracebacks
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
@@ -135,7 +134,7 @@ def _wrap(owner: Any, site: Site) -> None:
 def untrace() -> None:
     """torch.compile leaves what stages do before and after a forward to Python, and compiles what it did before."""
     ours = [module for name, module in list(sys.modules.items()) if name.startswith(_PATCHES)]
-    for module in [*ours, schedule, training, wrap_hooks]:
+    for module in [*ours, graph, schedule, training, wrap_hooks]:
         skip_module(module)
 
 
@@ -297,7 +296,7 @@ def _registered(wrapped: Any, wrapper: Any, args: Tuple[Any, ...], kwargs: Dict[
 
 
 def tensors(output: Any) -> Sequence[Any]:
-    """Return the tensors in a forward's output, see :func:`.tensors_in`."""
+    """Return the tensors in a forward's output, see :func:`.graph.tensors_in`."""
     if type(output) is torch.Tensor:
         return (output,)
-    return tensors_in(output)
+    return graph.tensors_in(output)
