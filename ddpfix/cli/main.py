@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any, List, Mapping, NoReturn, Optional, Set, Tuple
+from typing import Any, List, Mapping, NoReturn, Optional, Sequence, Set, Tuple
 
 from ddpfix import __version__, _env
 from ddpfix.cli.doctor import command as doctor
-from ddpfix.cli.options import add_gone, add_settings
 from ddpfix.cli.report import command as report
 from ddpfix.matrix import gone, loader
 from ddpfix.matrix.model import MatrixError
-from ddpfix.matrix.settings import SETTINGS, SettingsError, near
+from ddpfix.matrix.settings import PREFIX, SETTINGS, Setting, SettingsError, near
 
 _COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "report")
 # What ddpfix requires beside torch (report: numpy), by import name: an installation may lack some.
@@ -95,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="say what ddpfix does in this environment; changes nothing")
     plan.add_argument("--all", action="store_true", help="every fix, also those that are not applied, with the reason")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
-    add_settings(plan)
+    _add_settings(plan)
     plan.set_defaults(action=_plan)
     explain = commands.add_parser("explain", help="what a fix does, for which problem, evidence, versions and setting")
     text = "the name of a fix as plan prints it (transformers.layerdrop); or a word, for the fixes that mention it"
@@ -107,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add(commands)
     parser.commands = commands.choices
     for name, command in commands.choices.items():
-        add_gone(command, name)
+        _add_gone(command, name)
     return parser
 
 
@@ -136,7 +135,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         allow_abbrev=False,
         usage="ddpfix run [options] (script | -m module | -c code | program) [args ...]",
     )
-    add_settings(run)
+    _add_settings(run)
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -191,7 +190,7 @@ def _add_probe(commands: Any) -> None:
     )
     parser.add_argument("--steps", default="3", metavar="STEPS", help="optimizer steps [3]")
     parser.add_argument("--json", action="store_true", help="the findings as JSON; the script prints to stderr")
-    add_settings(parser)
+    _add_settings(parser)
     parser.set_defaults(action=_probe)
 
 
@@ -202,3 +201,51 @@ def _probe(options: argparse.Namespace) -> int:
         sys.stderr.write("ddpfix: probe needs a script, -m module, -c code, or a program\n")
         return 2
     return observe.observe(options.rest, options.steps, options.json, _chosen(options))
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each setting to the parser of a command."""
+    group = parser.add_argument_group("settings", "each is an environment variable and a key in pyproject.toml as well")
+    for setting in SETTINGS:
+        text = f"{setting.meaning} (default: {setting.default}; {setting.variable})"
+        option: Any = group.add_argument(f"--{setting.name}", metavar=_values(setting), help=text.replace("%", "%%"))
+        # For a shell that completes words.
+        option.completer = _Words(setting.values)
+
+
+def _add_gone(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options that a command had in an earlier release; none is shown."""
+    for option, key in gone.options(command):
+        # The value of a removed one, if any follows, is read over.
+        now = gone.RENAMED.get(key, "")[len(PREFIX) :].lower()
+        nargs = None if now else "?"
+        parser.add_argument(option, nargs=nargs, action=_Gone, key=key, dest=now or key, help=argparse.SUPPRESS)
+
+
+class _Gone(argparse.Action):
+    """Answers an option with the line of its key in a table of ``gone``; a renamed one sets what its new name does."""
+
+    def __init__(self, *names: Any, key: str, **keywords: Any) -> None:
+        super().__init__(*names, **keywords)
+        self._key = key
+
+    def __call__(self, parser: object, namespace: object, values: object, option_string: object = None) -> None:
+        _env.say(gone.answer(self._key, str(option_string)))
+        if self._key in gone.RENAMED:
+            setattr(namespace, self.dest, values)
+
+
+class _Words:
+    """Gives argcomplete the values of a setting."""
+
+    def __init__(self, values: Sequence[str]) -> None:
+        self._values = list(values)
+
+    def __call__(self, **asked: object) -> List[str]:
+        return self._values
+
+
+def _values(setting: Setting) -> str:
+    # argparse up to Python 3.12 fails to wrap a usage with parentheses in it.
+    kind = [] if setting.kind is None else [setting.kind.partition(" (")[0].upper().replace(" ", "_")]
+    return "{" + ",".join([*setting.values, *kind]) + "}"

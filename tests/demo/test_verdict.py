@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional
 
 import pytest
 
-from ddpfix.cli.demo import screen, story, verdict
+from ddpfix.cli.demo import story, verdict
 from ddpfix.cli.demo.ranks import Job
 
 LAYERS = ["0", "1", "2"]
@@ -94,8 +94,8 @@ def test_another_error_is_not_the_failure(job: Job) -> None:
 
 
 def test_layers_are_shown_side_by_side() -> None:
-    assert screen.strip(LAYERS, ("1",)) == ". 1 ."
-    assert screen.strip(LAYERS, None) == "(not reached)"
+    assert story.strip(LAYERS, ("1",)) == ". 1 ."
+    assert story.strip(LAYERS, None) == "(not reached)"
 
 
 def test_a_missing_toolkit_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,6 @@ def make(data: Data, most: Scales) -> List[Figure]:
         xaxis=whole_ticks(data["columns"]),
         yaxis={"range": [0, most.gib]},
         hovermode="x",
-        annotations=_notes(memory["records"]),
     )
     spec = tidy({"data": [*lines, _records(memory["records"])], "layout": drawn, "meta": {"kind": "plain"}})
     about = "The highest so far. A diamond marks a step that set a new peak; hover over it for the largest batch."
@@ -88,26 +87,6 @@ def _records(records: Sequence[Dict[str, Any]]) -> Data:
         "marker": {"color": "var(--ink)", "size": 9, "symbol": "diamond"},
         "hovertemplate": "%{customdata}<extra></extra>",
     }
-
-
-def _notes(records: Sequence[Dict[str, Any]]) -> List[Data]:
-    """Return the batch beside the step that raised the peak most, if that is worth a note."""
-    if len(records) < 2:
-        return []
-    largest = max(records[1:], key=lambda record: float(record["rise"]))
-    if largest["rise"] < 0.1 * records[0]["bytes"] or not largest["shape"]:
-        return []
-    return [
-        {
-            "x": largest["step"],
-            "y": largest["bytes"] / words.GIB,
-            "text": f"step {largest['step']:,}: {words.shape(largest['shape'])}",
-            "showarrow": True,
-            "arrowcolor": "var(--ink)",
-            "ax": 0,
-            "ay": 34,
-        }
-    ]
 
 
 def _table(memory: Data) -> Table:
