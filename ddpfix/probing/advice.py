@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from ddpfix.probing.result import Result, Skipping
-from ddpfix.ranks.groups.work import LEAVE_NO_SYNC
+from ddpfix.rules.differences import LEAVE_NO_SYNC
 from ddpfix.rules.names import collapsed, modules
 
 FLAG = "find_unused_parameters=True"

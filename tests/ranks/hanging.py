@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pdb
 import signal
@@ -97,16 +96,6 @@ def killed() -> None:
 
 def stop_worker() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def kill_reader() -> None:
-    """Lose a process that reads: a pool waits for its result for ever."""
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        pool.apply(end_reader)
-
-
-def end_reader() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def uneven(job: Job) -> None:
@@ -245,43 +234,8 @@ def lists(job: Job) -> None:
         assert epoch < 2
 
 
-def evaluate_long() -> None:
-    time.sleep(LONG)
-
-
-def evaluates_after(job: Job) -> None:
-    """The rank with fewer batches evaluates, and the others are in the same epoch."""
-    batches = [torch.ones(1, 2)] * (3 if job.rank == 1 else 5)
-    for batch in batches:
-        job.step(batch)
-    if job.rank == 1:
-        evaluate_long()
-    distributed.barrier()
-
-
-def evaluates_between(job: Job) -> None:
-    """One rank evaluates after an epoch, and the others are in the next one."""
-    for epoch in range(2):
-        for _ in range(3):
-            job.step()
-        if job.rank == 1:
-            evaluate_long()
-        assert epoch < 2
-
-
-def stops_early(job: Job) -> None:
-    """One rank takes fewer steps, in a loop without a loader."""
-    for _ in range(4 if job.rank == 1 else 6):
-        job.step()
-    distributed.barrier()
-
-
 def save_all() -> None:
     distributed.barrier()
-
-
-def log() -> None:
-    distributed.all_reduce(torch.ones(1))
 
 
 def shifted(job: Job) -> None:
@@ -291,16 +245,6 @@ def shifted(job: Job) -> None:
         save_all()
     distributed.barrier()
     distributed.all_reduce(torch.ones(1))
-
-
-def shifted_long(job: Job) -> None:
-    """One rank logs alone, and each all-reduce after that meets the next one of the others."""
-    job.train(lambda: None, ALL)
-    if job.rank == 1:
-        log()
-    for _ in range(20):
-        distributed.all_reduce(torch.ones(1))
-    distributed.barrier()
 
 
 def undone(job: Job) -> None:
@@ -345,14 +289,6 @@ def ask_the_store(group: Any) -> None:
     distributed.distributed_c10d._get_default_store().wait(["rank-1-has-a-batch"], GIVES_UP)
 
 
-def monitored(job: Job) -> None:
-    """A monitored barrier that waits as long as the process group does hangs like another one."""
-    job.step()
-    if job.rank == 1:
-        stop()
-    distributed.monitored_barrier()
-
-
 def gives_up_elsewhere(job: Job) -> None:
     """Rank 1 alone waits in a barrier that gives up, and the others for its next step."""
     group = distributed.new_group([1, 2], backend="gloo", timeout=GIVES_UP)
@@ -379,13 +315,10 @@ def computes(job: Job) -> None:
 
 JOBS: Dict[str, Callable[[Job], None]] = {
     "shifted": shifted,
-    "shifted_long": shifted_long,
     "stuck_worker": reads(stop_worker, workers=1),
-    "dead_reader": reads(kill_reader),
     "slow_reader": reads(read_slowly),
     "slow_loader": reads(lambda: time.sleep(2.5)),
     "some_only": lambda job: job.train(lambda: distributed.all_reduce(torch.ones(1)), 0),
-    "barrier": lambda job: job.train(distributed.barrier, 0),
     "sizes": lambda job: job.train(lambda: distributed.all_reduce(torch.ones(1 if job.rank else 2)), ALL),
     "evaluation": lambda job: job.train(lambda: evaluate(job, LONG), 0),
     "evaluates": lambda job: job.train(lambda: evaluate(job, 6.5), ALL),
@@ -401,7 +334,7 @@ JOBS: Dict[str, Callable[[Job], None]] = {
         each.__name__: each
         for each in (
             *(uneven, debugged, saving, accumulating, windows, skips, calls_twice, unreached, lists),
-            *(evaluates_after, evaluates_between, stops_early, undone, saves, monitored, gives_up_elsewhere, computes),
+            *(undone, saves, gives_up_elsewhere, computes),
         )
     },
 }

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 from ddpfix import user_code
 from ddpfix.ranks.failures import bulletin, last_words, sys_exit
 from ddpfix.ranks.failures.bulletin import Bulletin, End, Life
-from ddpfix.ranks.groups import internals
 from ddpfix.ranks.store import connection
 from ddpfix.ranks.store.connection import Connection, StoreLostError
 from tests.ranks import failing
@@ -224,13 +223,6 @@ def test_a_worker_of_multiprocessing_fails_where_it_ends(tmp_path: Path, method:
     environ = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.stdout.strip() == code, done.stderr
-
-
-def test_counts_of_a_common_group_are_compared() -> None:
-    assert internals.is_beyond({"0": 5}, {"0": 4})
-    assert not internals.is_beyond({"0": 4}, {"0": 4}) and not internals.is_beyond({"0": 3}, {"0": 4})
-    # Groups of the one alone, and a rank that tells nothing.
-    assert not internals.is_beyond({"0": 4, "1": 9}, {"0": 4}) and not internals.is_beyond({"0": 5}, {})
 
 
 def test_what_ranks_leave_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from typing import Any, Dict, List, Optional, Tuple
 import pytest
 
 from ddpfix.ranks.hang import loops
+from ddpfix.rules import differences
+from ddpfix.rules.facts import Standing
 
 PROGRAM = """
 def step():
@@ -33,11 +35,11 @@ look("module")
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Tuple[loops.Standing, ...]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Tuple[Standing, ...]]:
     """What is known of the stack at each look of the program."""
     file = tmp_path_factory.mktemp("turns") / "program.py"
     file.write_text(PROGRAM)
-    found: Dict[str, Tuple[loops.Standing, ...]] = {}
+    found: Dict[str, Tuple[Standing, ...]] = {}
     scope = {"__name__": "program", "look": lambda name: found.setdefault(name, loops.of(_stack(file)))}
     exec(compile(PROGRAM, str(file), "exec"), scope)
     return found
@@ -67,9 +69,9 @@ def _stack(file: Path) -> List[FrameType]:
     ],
 )
 def test_the_loop_that_one_is_past_and_the_other_in(
-    one: str, other: str, loop: Optional[Tuple[int, bool]], seen: Dict[str, Tuple[loops.Standing, ...]]
+    one: str, other: str, loop: Optional[Tuple[int, bool]], seen: Dict[str, Tuple[Standing, ...]]
 ) -> None:
-    found = loops.left(seen[one], seen[other])
+    found = differences.left_loop(seen[one], seen[other])
     assert (found if found is None else found[1:]) == loop
 
 
@@ -85,13 +87,16 @@ def test_the_loop_that_one_is_past_and_the_other_in(
     ],
 )
 def test_two_ranks_in_the_body_of_one_loop(
-    one: str, other: str, both: bool, seen: Dict[str, Tuple[loops.Standing, ...]]
+    one: str, other: str, both: bool, seen: Dict[str, Tuple[Standing, ...]]
 ) -> None:
-    assert loops.shared(seen[one], seen[other]) is both and loops.shared(seen[other], seen[one]) is both
+    assert (
+        differences.shared_loop(seen[one], seen[other]) is both
+        and differences.shared_loop(seen[other], seen[one]) is both
+    )
 
 
 def test_no_source_is_no_answer() -> None:
-    scope: Dict[str, Tuple[loops.Standing, ...]] = {}
+    scope: Dict[str, Tuple[Standing, ...]] = {}
     code = "import sys\nfor _ in range(1):\n    found = of([sys._getframe()])\n"
     exec(compile(code, "<nowhere>", "exec"), {"of": loops.of}, scope)
     assert [loops for _, _, _, loops in scope["found"]] == [()]

@@ -23,7 +23,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "patching": {"log", "modules", "state", "user_code"},
     "models": {"log", "patching"},
     "rules": set(),
-    "ranks": {"background", "devices", "log", "patching", "system", "user_code"},
+    "ranks": {"background", "devices", "log", "patching", "rules", "system", "user_code"},
     "layerdrop": {"log", "models", "patching", "ranks", "user_code"},
     "probing": {"devices", "layerdrop", "log", "models", "ranks", "rules", "user_code"},
     "waiting": {"matrix"},

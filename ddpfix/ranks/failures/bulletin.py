@@ -22,8 +22,8 @@ class End(NamedTuple):
     """How a rank has ended, and after how many training forwards, if its program came to its end.
 
     Attributes:
-        work: what it had done (:class:`ddpfix.ranks.groups.work.Work`), if it has said so.
-        called: the collectives that its program has called (:class:`ddpfix.ranks.groups.called.Called`), likewise.
+        work: what it had done (:class:`ddpfix.rules.facts.Work`), if it has said so.
+        called: the collectives that its program has called (:class:`ddpfix.rules.facts.Called`), likewise.
     """
 
     rank: int

@@ -18,11 +18,10 @@ from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.ranks.failures import error_file, first_failure, killed, last_words, main_thread, sys_exit
 from ddpfix.ranks.failures.bulletin import Bulletin, End, Life, is_gone
-from ddpfix.ranks.groups import work
-from ddpfix.ranks.groups.called import Called
-from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.store import notices
 from ddpfix.ranks.store.connection import Connection, StoreLostError
+from ddpfix.rules import differences
+from ddpfix.rules.facts import Called, Work
 from ddpfix.system import System, Wait
 
 # Seconds between two looks at the store, and how many looks a second the store has to answer at most.
@@ -189,7 +188,7 @@ class Sentinel:
         step = self._step()
         # This rank may have failed in a backward, whose gradients were still to come.
         own = self._work()._replace(missed=False)
-        differ = work.difference({end.rank: Work(*end.work), self._rank: own})
+        differ = differences.backwards({end.rank: Work(*end.work), self._rank: own})
         if differ:
             return f"{end.text}. {differ}"
         alone = self._called_alone(Called(*end.called))

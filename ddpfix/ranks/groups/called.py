@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import sys
 from types import CodeType, FrameType
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
+from ddpfix.rules.facts import Called
 from ddpfix.user_code import OWN, is_users
 
 # The function with which each collective of torch begins. No method of ProcessGroup is replaced: torch would take it
@@ -39,18 +40,6 @@ _MOST = 64
 
 # A toolkit's function and line, and the user's.
 _Key = Tuple[Optional[CodeType], int, Optional[CodeType], int]
-
-
-class Called(NamedTuple):
-    """What a rank has called.
-
-    Attributes:
-        counts: the number of calls by line, in words.
-        last: the line of the last one.
-    """
-
-    counts: Dict[str, int] = {}
-    last: str = ""
 
 
 class CallCounts:
@@ -135,27 +124,3 @@ def _words(key: _Key) -> str:
 def _place(code: CodeType, line: int) -> str:
     where = f"{os.path.basename(code.co_filename)}:{line}"
     return where if code.co_name == "<module>" else f"{code.co_name} ({where})"
-
-
-def one_more(here: Dict[str, int], at: str, there: Dict[str, int], other_at: str) -> Optional[Tuple[str, int]]:
-    """Return the line that one rank has called more often than another, and how often; None where that is not certain.
-
-    The calls of both are shifted by these: the other rank is ahead by as many, at the line where one of the two waits.
-    Branches in which ranks call the same collective at different lines differ at a line where nobody waits.
-
-    Args:
-        here, there: the calls of both by line.
-        at, other_at: the lines where they wait; "" for a rank that does not.
-    """
-    apart = {line: here.get(line, 0) - there.get(line, 0) for line in {*here, *there}}
-    more = {line: number for line, number in apart.items() if number > 0}
-    fewer = {line: -number for line, number in apart.items() if number < 0}
-    if (
-        len(more) != 1
-        or at in more
-        or not set(fewer) <= {at, other_at}
-        or fewer
-        and sum(fewer.values()) > sum(more.values())
-    ):
-        return None
-    return next(iter(more.items()))

@@ -15,16 +15,13 @@ from types import FrameType
 from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 from ddpfix.ranks.groups import internals
+from ddpfix.rules.facts import POINT_TO_POINT, SOON
 
-# Calls to or from one rank.
-POINT_TO_POINT = ("send", "recv", "irecv", "isend", "batch_isend_irecv")
 # Variables of torch's functions for one sender or receiver.
 _PEERS = (("src", "from"), ("dst", "to"))
 _FILE = "torch/distributed/distributed_c10d.py"
 # Calls that end with an error by themselves: after a time that the program gives, and naming the ranks that are late.
 _OWN_LIMIT = ("monitored_barrier",)
-# Seconds; a longer limit is none that a program catches at the end of each epoch.
-SOON = 600.0
 # A wait for a key of a store, or for a collective's work, that was given a limit of its own.
 _WAIT_WITH_LIMIT = re.compile(r"\.wait\((?!\s*\)|\s*\[[^\]]*\]\s*\))")
 

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 from datetime import timedelta
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 
 def default_group() -> Any:
@@ -134,11 +134,6 @@ def ended() -> Optional[int]:
 def groups() -> List[Any]:
     """Return the groups that this rank is in."""
     return list(table("pg_names"))
-
-
-def is_beyond(ours: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
-    """Return whether torch counts more of a common group for us than for another rank."""
-    return any(count > theirs[name] for name, count in ours.items() if name in theirs)
 
 
 class Members(NamedTuple):

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from ddpfix.ranks.groups.called import Called
-from ddpfix.ranks.groups.work import Work
-from ddpfix.ranks.hang.position import Position
 from ddpfix.ranks.hang.processes import Who
 from ddpfix.ranks.store.connection import Connection
 from ddpfix.ranks.store.keys import absent, be_lowest, has, put, read
+from ddpfix.rules.facts import Called, Position, Work
 from ddpfix.system import System
 
 
@@ -59,7 +57,7 @@ class Alarms:
             self._store().add("alarm", 1)
 
     def sign(self, alarm: int, position: Position) -> None:
-        put(self._store(), f"sign/{alarm}/{self._rank}", position.dump())
+        put(self._store(), f"sign/{alarm}/{self._rank}", System.json(position))
         be_lowest(self._store(), f"lowest/{alarm}", self._rank)
         self._store().add(f"signed/{alarm}", 1)
 
@@ -77,7 +75,7 @@ class Alarms:
         names = {f"sign/{alarm}/{rank}": rank for rank in range(self._size)}
         for name in absent(store, list(names)):
             del names[name]
-        return {rank: Position.load(text.decode()) for rank, text in zip(names.values(), read(store, list(names)))}
+        return {rank: Position.load(System.loads(text)) for rank, text in zip(names.values(), read(store, list(names)))}
 
     def claims(self, alarm: int) -> bool:
         """Return whether this rank is the one that judges."""

@@ -1,4 +1,4 @@
-"""Whether a rank is past the loop that another one is still in: by the lines where both stand, and by its code.
+"""The loops around the lines of a stack, by its code: they tell whether a rank is past the loop of another one.
 
 A barrier, a save or an evaluation after a loop over data waits for the ranks that have more of them. One inside of the
 loop, or in a later turn of a loop around it, is another matter.
@@ -9,13 +9,11 @@ from __future__ import annotations
 import ast
 import linecache
 from types import CodeType, FrameType
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Sequence, Tuple
 
 from ddpfix.ranks.hang import places
+from ddpfix.rules.facts import Standing
 
-# A function on the stack: its file, its name, the line that runs, and the loops around that line, from first to last
-# line each, the outermost first.
-Standing = Tuple[str, str, int, Sequence[Tuple[int, int]]]
 # More functions than that of a program's own tell nothing more.
 _MOST = 12
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -30,11 +28,6 @@ def of(frames: Sequence[FrameType]) -> Tuple[Standing, ...]:
             loops = _around(frame) if len(own) < _MOST else ()
             own.append((code.co_filename, code.co_name, frame.f_lineno, loops))
     return tuple(own[:_MOST])
-
-
-def loaded(found: Sequence[Any]) -> Tuple[Standing, ...]:
-    """Return the same from what JSON made of it."""
-    return tuple((file, name, line, tuple((start, end) for start, end in loops)) for file, name, line, loops in found)
 
 
 def _around(frame: FrameType) -> Tuple[Tuple[int, int], ...]:
@@ -65,33 +58,3 @@ def _span(node: ast.AST) -> Tuple[int, int]:
     body = getattr(node, "body", [])
     # What stands in the branch "else" of a loop runs after it.
     return int(getattr(node, "lineno", 0)), int(getattr(body[-1], "end_lineno", 0) or 0)
-
-
-def _apart(one: Sequence[Standing], other: Sequence[Standing]) -> Optional[Tuple[Standing, Standing]]:
-    """Return the function in which two ranks stand at different lines; None where there is none."""
-    for mine, others in zip(one, other):
-        if mine[:2] != others[:2]:
-            return None
-        if mine[2] != others[2]:
-            return mine, others
-    return None
-
-
-def shared(one: Sequence[Standing], other: Sequence[Standing]) -> bool:
-    """Return whether two ranks part in the body of one loop: neither has left it."""
-    apart = _apart(one, other)
-    return apart is not None and bool(apart[0][3]) and apart[0][3] == apart[1][3]
-
-
-def left(one: Sequence[Standing], other: Sequence[Standing]) -> Optional[Tuple[str, int, bool]]:
-    """Return the loop that one rank is past and another in (file, line, whether a loop is around both), or None."""
-    apart = _apart(one, other)
-    return None if apart is None else next(_left(*apart), None)
-
-
-def _left(mine: Standing, others: Standing) -> Iterator[Tuple[str, int, bool]]:
-    for start, end in others[3]:
-        if (start, end) not in mine[3]:
-            if mine[2] > end:
-                yield mine[0], start, bool(mine[3])
-            return

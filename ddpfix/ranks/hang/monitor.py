@@ -22,13 +22,13 @@ from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.ranks.failures import error_file, killed
 from ddpfix.ranks.groups import calls, internals, timeouts
-from ddpfix.ranks.groups.called import Called
-from ddpfix.ranks.groups.work import Work
-from ddpfix.ranks.hang import processes, verdict
+from ddpfix.ranks.hang import processes
 from ddpfix.ranks.hang.alarms import Alarms, Finding
-from ddpfix.ranks.hang.position import GONE, LEFT, SILENT, STOPPED, TRACED, Absent, Position, Tracker
+from ddpfix.ranks.hang.position import Tracker
 from ddpfix.ranks.hang.processes import Who
 from ddpfix.ranks.store.connection import Connection
+from ddpfix.rules.facts import GONE, LEFT, SILENT, STOPPED, TRACED, Absent, Called, Position, Work
+from ddpfix.rules.hang import judge
 from ddpfix.system import System
 
 # Seconds between two looks at this rank, and how many looks a second the store has to answer at most.
@@ -255,7 +255,7 @@ class Monitor:
 
     def _found(self, number: int, limit: float) -> Finding:
         there = self._alarms.positions(number)
-        found = verdict.judge(there, self._absent(there), limit)
+        found = judge(there, self._absent(there), limit)
         if found is None:
             return Finding("", "", False)
         return Finding(found.text, stacks_folder(self._folder), found.may_end)

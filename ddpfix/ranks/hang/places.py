@@ -12,22 +12,23 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix import devices
 from ddpfix.ranks.groups import called
+from ddpfix.rules.facts import (
+    BACKWARD,
+    CHECKPOINT,
+    COLLECTIVE,
+    DEBUGGER,
+    DEVICE,
+    EVALUATES,
+    EVALUATION,
+    FORWARD,
+    GPU,
+    LOADER,
+    OTHER,
+    STEP,
+    WRAPPER,
+)
 from ddpfix.user_code import OWN, is_users
 
-# What a rank does, as far as its stack tells.
-DEBUGGER, COLLECTIVE, BACKWARD, WRAPPER, DEVICE = "debugger", "collective", "backward", "wrapper", "device"
-EVALUATION, CHECKPOINT, LOADER, STEP, FORWARD, OTHER, ENDED, TRAINING = (
-    "evaluation",
-    "checkpoint",
-    "loader",
-    "step",
-    "forward",
-    "other",
-    "ended",
-    "training",
-)
-# A rank may be waiting for others where it stands.
-WAITING = (COLLECTIVE, BACKWARD, WRAPPER, DEVICE)
 _DEBUGGERS = ("bdb.py", "pdb.py", "ipdb/", "pydevd", "debugpy/", "pudb/", "IPython/")
 _SAVES = ("torch/serialization.py", "safetensors/", "torch/distributed/checkpoint/")
 _COLLECTIVES = (
@@ -44,7 +45,6 @@ _LAUNCHES = (
     *(f"torch/{kind}/" for kind in devices.KINDS),
     *("torch/_tensor.py", "torch/_tensor_str.py", "torch/functional.py", "torch/utils/_foreach_utils.py"),
 )
-_EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|inference)(_|$)", re.IGNORECASE)
 _SAVING = re.compile(r"(^|_)(save|saving)(_|$)|(save|write)_?(checkpoint|ckpt|model)", re.IGNORECASE)
 _TRAINS = re.compile(r"train|fit", re.IGNORECASE)
 _WRITES = re.compile(r"\b(open|fsync|save|dump)\(|\.(write|flush)\(")
@@ -58,7 +58,6 @@ _READS = re.compile(
     rf"|\.(any|all|equal|unique|to|{'|'.join(devices.KINDS)})\("
 )
 _SLEEPS = re.compile(r"\.wait\(|\bsleep\(")
-GPU = "the GPU"
 _SOURCE = 60
 
 
@@ -162,7 +161,7 @@ def _is_backward(spot: Spot) -> bool:
 
 
 def _device(stack: Sequence[Spot], training: Optional[bool]) -> str:
-    """Return what a rank that stands in one instruction may wait for its GPU in; :data:`GPU` where the line reads it.
+    """Return what a rank that stands in one instruction may wait for its GPU in; "the GPU" where the line reads it.
 
     The driver is called below Python, by whatever needs a value or launches a kernel when the queue is full: in the
     program, a toolkit, a gradient scaler, a layer, an optimizer.
@@ -216,15 +215,10 @@ def _named(stack: Sequence[Spot], words: re.Pattern[str]) -> str:
     return ""
 
 
-def evaluates(name: str) -> bool:
-    """Return whether a function's name says that it evaluates."""
-    return _EVALUATES.search(name) is not None
-
-
 def _evaluation(stack: Sequence[Spot], training: Optional[bool]) -> str:
     if training:
         return ""
-    return _named(stack, _EVALUATES) or ("forward in evaluation mode" if training is False else "")
+    return _named(stack, EVALUATES) or ("forward in evaluation mode" if training is False else "")
 
 
 def _loader(stack: Sequence[Spot]) -> str:

@@ -10,93 +10,22 @@ import contextlib
 import sys
 import threading
 from types import CodeType, FrameType
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from ddpfix import devices
 from ddpfix.ranks.groups import calls, internals
-from ddpfix.ranks.groups.called import Called
-from ddpfix.ranks.groups.work import Work
 from ddpfix.ranks.hang import loaders, loops, places, processes
+from ddpfix.rules import facts
+from ddpfix.rules.facts import Called, Position, Work
 from ddpfix.system import System
 from ddpfix.user_code import OWN
 
 # What a frame is known by, without keeping it alive: itself, its code, and its instruction.
 _Key = Tuple[int, CodeType, int]
 # Phases that name what a rank does that moves: if one of these was seen at all, else the last one.
-_TELLING = (places.DEBUGGER, places.EVALUATION, places.CHECKPOINT)
+_TELLING = (facts.DEBUGGER, facts.EVALUATION, facts.CHECKPOINT)
 # Seconds in one instruction, in which a GPU works off all that it was given.
 _STANDS = 3.0
-
-
-class Position(NamedTuple):
-    """Where a rank is, as it tells the others.
-
-    Attributes:
-        step: the training forwards that it has begun; None where nothing counts them.
-        counts: the collectives that it has begun, by group.
-        phase: one of :mod:`.places`.
-        call: kind and sizes of the collective that the program called, in words; "" for others.
-        moving: whether its stack has changed since the last collective began.
-        still: seconds for which the stack has stood as it is.
-        since: seconds since the last collective began.
-        idle: whether the process has computed next to nothing in this time.
-        steps: training forwards that it has begun without a collective.
-        batch: batches that its loader has given; None where that is not known.
-        epoch: of its loader's sampler; None where nobody sets it.
-        loads: how many loaders are in use.
-        trouble: what the system tells of its workers and children, in words.
-        micro: which micro-batch of its step this is, where it accumulates gradients; 0 for others.
-        peer: the only rank that it waits for, in a call to or from one rank; None for others.
-        loops: the functions on its stack, with the loops around their lines (:mod:`ddpfix.ranks.hang.loops`).
-        patience: seconds after which the call ends with an error by itself, by the program's own choice; None else.
-        ended: collectives of the default group that a GPU has ended, which are begun before; None if unknown.
-        called: the collectives that the program itself has called, by line.
-    """
-
-    rank: int
-    step: Optional[int]
-    counts: Dict[str, int]
-    phase: str
-    what: str
-    where: str
-    source: str = ""
-    call: str = ""
-    moving: bool = False
-    still: float = 0.0
-    since: float = 0.0
-    idle: bool = True
-    steps: int = 0
-    batch: Optional[int] = None
-    epoch: Optional[int] = None
-    loads: int = 0
-    trouble: str = ""
-    micro: int = 0
-    peer: Optional[int] = None
-    patience: Optional[float] = None
-    loops: Sequence[loops.Standing] = ()
-    work: Work = Work()
-    ended: Optional[int] = None
-    called: Called = Called()
-
-    def dump(self) -> str:
-        """As text, for the store."""
-        return System.json(self)
-
-    @classmethod
-    def load(cls, text: str) -> Position:
-        """From :meth:`dump`."""
-        return cls(*System.loads(text))._with_work()
-
-    def _with_work(self) -> Position:
-        return self._replace(work=Work(*self.work), loops=loops.loaded(self.loops), called=Called(*self.called))
-
-    def may_wait(self) -> bool:
-        """Return whether it may be waiting for other ranks."""
-        return self.phase in places.WAITING and not self.moving
-
-    def may_compute(self) -> bool:
-        """Return whether it may as well compute: it stands in code that may wait for a GPU."""
-        return self.phase == places.DEVICE and self.what != places.GPU
 
 
 class Tracker:
@@ -149,7 +78,7 @@ class Tracker:
 
     def may_wait(self) -> bool:
         """Return whether this rank may be waiting for others where it stands; cheaper than :meth:`position`."""
-        return not self.is_over() and self._place(_frames(self._thread)).phase in places.WAITING
+        return not self.is_over() and self._place(_frames(self._thread)).phase in facts.WAITING
 
     def _sample(self) -> None:
         frames = _frames(self._thread)
@@ -173,7 +102,7 @@ class Tracker:
         if self.is_over():
             done, called = self._work().ended(), self._called()
             since = now - self._at
-            return Position(*head, places.ENDED, "", "", still=self.still(), since=since, work=done, called=called)
+            return Position(*head, facts.ENDED, "", "", still=self.still(), since=since, work=done, called=called)
         frames = _frames(self._thread)
         taken = max(now - self._at, 0.001)
         steps = (head[1] or 0) - (self._step_then or 0)
@@ -184,7 +113,7 @@ class Tracker:
         loading, number = _loading(frames)
         call = calls.of(frames)
         if trains:
-            place = place._replace(phase=places.TRAINING, what="training")
+            place = place._replace(phase=facts.TRAINING, what="training")
         return Position(
             *head,
             *place,
@@ -197,13 +126,13 @@ class Tracker:
             batch=None if loading is None else loading.batches,
             epoch=None if loading is None else loading.epoch,
             loads=number,
-            trouble=self._trouble(loading if place.phase == places.LOADER else None),
+            trouble=self._trouble(loading if place.phase == facts.LOADER else None),
             micro=self._micro(),
             peer=call.peer,
             patience=call.limit,
             loops=loops.of(frames),
             work=self._work(),
-            ended=internals.ended() if place.phase == places.DEVICE else None,
+            ended=internals.ended() if place.phase == facts.DEVICE else None,
             called=self._called(),
         )
 
@@ -282,28 +211,3 @@ def _loading(frames: List[FrameType]) -> Tuple[Optional[loaders.Loading], int]:
             with contextlib.suppress(Exception):
                 return loaders.of(calls.variables(frame)["self"]), number
     return (known[0] if number == 1 else None), number
-
-
-# How a rank is that does not answer; :mod:`.words` tells it.
-GONE, STOPPED, TRACED, LEFT, SILENT = "gone", "stopped", "traced", "left", "silent"
-
-
-class Absent(NamedTuple):
-    """A rank that does not answer, and how its process is.
-
-    Attributes:
-        how: one of those above.
-        text: its process, in words.
-        step: where it has ended, if it has said so.
-        hint: how its process has ended, in a sentence.
-        work: what it has done, if it has said so.
-        called: the collectives that its program has called, if it has said so.
-    """
-
-    rank: int
-    how: str
-    text: str
-    step: Optional[int] = None
-    hint: str = ""
-    work: Work = Work()
-    called: Called = Called()

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ddpfix.patching.site import Site
-from ddpfix.ranks.groups.work import Work
+from ddpfix.rules.facts import Work
 
 from ..pipeline.process_group import DuringGroup, ProcessGroup
 from ..pipeline.step_count import Clocks

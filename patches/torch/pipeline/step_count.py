@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional
 
 from ddpfix import log, user_code
 from ddpfix.patching.site import Site
-from ddpfix.ranks.groups.work import Work
+from ddpfix.rules.facts import Work
 
 from ..internals import process_groups
 from ..internals.wrapper import inner, joins, trains

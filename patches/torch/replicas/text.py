@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional, Sequence, Tuple
 
-from ddpfix.ranks.groups.work import EQUALLY_OFTEN, LEAVE_NO_SYNC
+from ddpfix.rules.differences import EQUALLY_OFTEN, LEAVE_NO_SYNC
 from ddpfix.rules.names import in_short
 
 from .fingerprint import Difference

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
-from ddpfix.ranks.groups.calls import POINT_TO_POINT
-from ddpfix.ranks.hang import loops, places
-from ddpfix.ranks.hang.position import Absent, Position
+from ddpfix.rules import facts
+from ddpfix.rules.differences import left_loop, shared_loop
+from ddpfix.rules.facts import Absent, Position
+from ddpfix.rules.finding import Finding, several
 
-# The causes, in one word.
-BACKWARDS, DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK = (
-    "backwards",
-    "debugger",
-    "uneven",
-    "loader",
-    "evaluation",
-    "save",
-    "some_ranks_only",
-    "mismatch",
-    "absent",
-    "slow",
-    "network",
-)
+# The kinds of findings.
+BACKWARDS, DEBUGGER, UNEVEN, LOADER, EVALUATION = "backwards", "debugger", "uneven", "loader", "evaluation"
+SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK = "save", "some_ranks_only", "mismatch", "absent", "slow", "network"
 _UNEVEN = "Uneven data? DDPFIX_UNEVEN=stop or pad ends the epoch on all ranks together"
 # Where no loader is in use, whose batches could be uneven.
 _EARLY = (
@@ -38,44 +28,19 @@ _HINTS = {
 }
 
 
-class Found(NamedTuple):
-    """A cause, the ranks that it concerns, what they do in words, and what to check or to do; "" where nothing is."""
-
-    cause: str
-    ranks: List[int]
-    text: str
-    advice: str = ""
-
-
-def several(ranks: Sequence[int]) -> str:
-    """Ranks in words: "rank 3", "ranks 0 to 2", "ranks 0, 2 and 5 to 7"."""
-    known = sorted(ranks)
-    spans: List[List[int]] = []
-    for rank in known:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    parts: List[str] = []
-    for span in spans:
-        parts += [f"{span[0]} to {span[-1]}"] if len(span) > 2 else [str(rank) for rank in span]
-    told = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"{'rank' if len(known) == 1 else 'ranks'} {told}"
-
-
 def kind(each: Position) -> str:
     """Return the kind of a collective: its function and sizes, else the function that waits for it."""
     return each.call or each.what
 
 
-def absent(how: str, those: Sequence[Absent], waiting: Sequence[Position]) -> Found:
+def describe_absent(how: str, those: Sequence[Absent], waiting: Sequence[Position]) -> Finding:
     """Ranks that do not answer."""
     ranks = [each.rank for each in those]
     told = ";\n".join(f"rank {each.rank} {each.text}" for each in those[:3])
     more = f"; likewise {several(ranks[3:])}" if len(ranks) > 3 else ""
     is_uneven = how == "left" and _is_behind(those[0].step, waiting)
     advice = _uneven(waiting) if is_uneven else those[0].hint or _HINTS.get(how, "")
-    return Found(UNEVEN if is_uneven else ABSENT, ranks, f"{told}{more};\n{_waiters(waiting)}", advice)
+    return Finding(UNEVEN if is_uneven else ABSENT, ranks, f"{told}{more};\n{_waiters(waiting)}", advice=advice)
 
 
 def _uneven(waiting: Sequence[Position]) -> str:
@@ -87,14 +52,14 @@ def _is_behind(step: Optional[int], waiting: Sequence[Position]) -> bool:
     return step is not None and any(other.step is not None and step < other.step for other in waiting)
 
 
-def late(those: Sequence[Position], waiting: Sequence[Position], all_of: Mapping[int, Position]) -> Found:
+def describe_late(those: Sequence[Position], waiting: Sequence[Position]) -> Finding:
     """Ranks that the others wait for."""
     first = those[0]
     cause, advice = _cause(first, waiting)
     told, loop = f"{_late(those)};\n{_waiters(waiting)}", _left(first, waiting) if cause == UNEVEN else ""
     if loop:
         told += f".\n{several([first.rank]).capitalize()} {_is_past(loop, [first.rank], waiting)}"
-    return Found(cause, [each.rank for each in those], told, advice)
+    return Finding(cause, [each.rank for each in those], told, advice=advice)
 
 
 def _late(those: Sequence[Position]) -> str:
@@ -105,7 +70,7 @@ def _late(those: Sequence[Position]) -> str:
 
 
 def _one(each: Position) -> str:
-    if each.phase == places.ENDED:
+    if each.phase == facts.ENDED:
         return f"the main thread of rank {each.rank} has ended{_after(each)}"
     how = "is" if each.moving else "has been"
     seconds = each.since if each.moving else each.still
@@ -116,11 +81,11 @@ def _one(each: Position) -> str:
 
 def _doing(each: Position) -> str:
     return {
-        places.DEBUGGER: "in a debugger",
-        places.EVALUATION: f"in evaluation, {each.what}" if each.what[:7] != "forward" else f"in {each.what}",
-        places.CHECKPOINT: f"in a save, {each.what}",
-        places.DEVICE: f"in {each.what}" if each.may_compute() else f"in a wait for {places.GPU}",
-        places.TRAINING: f"in training without a collective, {each.steps} steps long",
+        facts.DEBUGGER: "in a debugger",
+        facts.EVALUATION: f"in evaluation, {each.what}" if each.what[:7] != "forward" else f"in {each.what}",
+        facts.CHECKPOINT: f"in a save, {each.what}",
+        facts.DEVICE: f"in {each.what}" if each.may_compute() else f"in a wait for {facts.GPU}",
+        facts.TRAINING: f"in training without a collective, {each.steps} steps long",
     }.get(each.phase, f"in {each.what}")
 
 
@@ -155,12 +120,12 @@ def _waiters(waiting: Sequence[Position]) -> str:
 
 def _wait(each: Position) -> str:
     step = f" of step {each.step}" if each.step else ""
-    if each.phase == places.BACKWARD:
+    if each.phase == facts.BACKWARD:
         return f"in all-reduce{step} (backward, {each.where})"
-    if each.phase == places.COLLECTIVE:
+    if each.phase == facts.COLLECTIVE:
         after = f", in step {each.step}" if each.step else ""
         return f"in {kind(each)} ({_line(each)}{after})"
-    if each.phase == places.DEVICE:
+    if each.phase == facts.DEVICE:
         place = f", or computes, in {each.what}" if each.may_compute() else ""
         return f"for the GPU{place}{step} ({_line(each)})"
     return f"in {each.what}{step} ({each.where})"
@@ -168,27 +133,27 @@ def _wait(each: Position) -> str:
 
 def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
     """Return why a rank is late, and what to do."""
-    if each.phase == places.DEBUGGER:
+    if each.phase == facts.DEBUGGER:
         return DEBUGGER, "It is being debugged: ddpfix ends no process"
     if _is_past_its_data(each, waiting):
         return UNEVEN, _uneven(waiting)
-    if each.phase == places.ENDED:
+    if each.phase == facts.ENDED:
         return ABSENT, "Its other threads may still run"
     pace = "It is moving: late, not stuck" if each.moving else _standing(each)
-    if each.phase == places.EVALUATION:
+    if each.phase == facts.EVALUATION:
         return EVALUATION, (
             f"{pace}. Evaluation on some ranks only: the others wait in their next collective, and fail after the time"
             " limit (init_process_group(timeout=...))"
         )
-    if each.phase == places.CHECKPOINT:
+    if each.phase == facts.CHECKPOINT:
         return SAVE, f"{pace}. A save on some ranks only, or a slow file system: the others wait until it is done"
-    if each.phase == places.LOADER:
+    if each.phase == facts.LOADER:
         return LOADER, f"{pace}. {_reading(each)}"
     return SLOW, f"{pace}. Its stack shows what it is doing"
 
 
 def _standing(each: Position) -> str:
-    if each.phase == places.DEVICE:
+    if each.phase == facts.DEVICE:
         return "It is waiting for its GPU, or computing"
     return "It is not moving" if each.idle else "It is computing: late, perhaps not stuck"
 
@@ -200,12 +165,12 @@ def _is_past_its_data(each: Position, waiting: Sequence[Position]) -> bool:
     if _left(each, waiting):
         return True
     is_out = any(other.loads for other in waiting) and not each.loads
-    return each.phase == places.ENDED or (is_out and each.phase in (places.OTHER, places.COLLECTIVE))
+    return each.phase == facts.ENDED or (is_out and each.phase in (facts.OTHER, facts.COLLECTIVE))
 
 
 def _left(each: Position, others: Sequence[Position]) -> str:
     """Return the line of the loop that a rank is past and all of the others are in; "" where there is no such loop."""
-    found = [loops.left(each.loops, other.loops) for other in others]
+    found = [left_loop(each.loops, other.loops) for other in others]
     # In a loop around it, the others may be in a later turn, and what this rank does is asked of it alone.
     same = [
         loop is not None and (not loop[2] or each.epoch is not None and each.epoch == other.epoch)
@@ -231,36 +196,30 @@ def _reading(each: Position) -> str:
     return "Its data loading is stuck, or reads from a slow file system"
 
 
-def different(kinds: Sequence[Sequence[Position]]) -> Found:
+def describe_mismatch(kinds: Sequence[Sequence[Position]]) -> Finding:
     """Ranks in different collectives, the fewest ranks first."""
     odd = list(kinds[0])
     rest = [each for ranks in kinds[1:] for each in ranks]
     told = f"{_waiters(odd)} for {max(each.still for each in odd):.0f} s;\n{_waiters(rest)}"
     ranks = [each.rank for each in odd]
     if len({each.what for each in [*odd, *rest]}) == 1:
-        return Found(MISMATCH, ranks, told, "The calls differ in size or rank")
+        return Finding(MISMATCH, ranks, told, advice="The calls differ in size or rank")
     behind, ahead = _one_step_apart(odd, rest) or _one_has_data(odd, rest)
     first = [each.rank for each in behind]
     loop = _left(behind[0], ahead) if behind else ""
     if loop:
-        return Found(
-            UNEVEN, first, f"{told}.\n{several(first).capitalize()} {_is_past(loop, first, ahead)}", _uneven(ahead)
-        )
+        past = f"{several(first).capitalize()} {_is_past(loop, first, ahead)}"
+        return Finding(UNEVEN, first, f"{told}.\n{past}", advice=_uneven(ahead))
     if any(each.loads for each in ahead) and not any(each.loads for each in behind):
         out = f"{several(first).capitalize()} left the loop over the data first"
-        return Found(UNEVEN, first, f"{told}.\n{out}", _UNEVEN)
-    within = bool(behind) and all(loops.shared(behind[0].loops, each.loops) for each in ahead)
+        return Finding(UNEVEN, first, f"{told}.\n{out}", advice=_UNEVEN)
+    within = bool(behind) and all(shared_loop(behind[0].loops, each.loops) for each in ahead)
     is_early = bool(ahead) and not within and not any(each.loads for each in (*odd, *rest))
     early = f".\n{_EARLY}" if is_early else ""
-    is_of_two = any(each.what in POINT_TO_POINT for each in odd)
+    is_of_two = any(each.what in facts.POINT_TO_POINT for each in odd)
     if not is_of_two and all(each.call for each in odd) and not any(each.call for each in rest):
-        return Found(
-            SOME_ONLY,
-            ranks,
-            told,
-            _SOME_ONLY + early,
-        )
-    return Found(MISMATCH, ranks, told, "The calls differ" + early)
+        return Finding(SOME_ONLY, ranks, told, advice=_SOME_ONLY + early)
+    return Finding(MISMATCH, ranks, told, advice="The calls differ" + early)
 
 
 def _one_step_apart(
@@ -280,24 +239,24 @@ def _one_has_data(
 ) -> Tuple[Sequence[Position], Sequence[Position]]:
     """Return ranks whose loader has ended, and those that still train with theirs; none where there are no such."""
     for behind, ahead in ((some, others), (others, some)):
-        trains = all(each.loads and not any(map(places.evaluates, _functions(each))) for each in ahead)
-        if trains and not any(each.loads for each in behind):
+        if all(map(_trains, ahead)) and not any(each.loads for each in behind):
             return behind, ahead
     return (), ()
 
 
-def _functions(each: Position) -> List[str]:
-    return [name for _, name, _, _ in each.loops]
+def _trains(each: Position) -> bool:
+    """Return whether a rank reads data, in no function that evaluates by its name."""
+    return bool(each.loads) and not any(facts.EVALUATES.search(name) for _, name, _, _ in each.loops)
 
 
-def beyond(those: Sequence[Position], rest: Sequence[Position], numbers: Tuple[int, int]) -> Found:
+def describe_count_mismatch(those: Sequence[Position], rest: Sequence[Position], numbers: Tuple[int, int]) -> Finding:
     """Ranks for which torch counts more or fewer collectives than for the others, which wait all the same."""
     ranks = [each.rank for each in those]
     told = f"{_waiters([*those, *rest])}, for {max(each.still for each in those):.0f} s"
     count = f"torch counts {_more(*numbers)} on {several(ranks)} than on the others"
-    if {each.step for each in those} == {each.step for each in rest}:
-        return Found(SOME_ONLY, ranks, f"{told};\n{count}", _SOME_ONLY)
-    return Found(MISMATCH, ranks, f"{told};\n{count}")
+    is_same_step = {each.step for each in those} == {each.step for each in rest}
+    kind, advice = (SOME_ONLY, _SOME_ONLY) if is_same_step else (MISMATCH, "")
+    return Finding(kind, ranks, f"{told};\n{count}", advice=advice)
 
 
 def _more(one: int, other: int) -> str:
@@ -305,28 +264,28 @@ def _more(one: int, other: int) -> str:
     return f"{number} {'call' if number == 1 else 'calls'} {'more' if one > other else 'fewer'}"
 
 
-def outside(those: Sequence[Position], waiting: Sequence[Position]) -> Found:
+def describe_returned(those: Sequence[Position], waiting: Sequence[Position]) -> Finding:
     """Ranks that have come out of the collective in which the others are."""
     told = f"{_late(those)};\n{_waiters(waiting)}"
     words = f"{told}.\ntorch counts equally many calls on each of them"
-    return Found(MISMATCH, [each.rank for each in those], words, "Do sizes or kinds differ?")
+    return Finding(MISMATCH, [each.rank for each in those], words, advice="Do sizes or kinds differ?")
 
 
-def shifted(found: Found, ranks: Sequence[int], place: str, number: int) -> Found:
+def describe_shift(found: Finding, ranks: Sequence[int], place: str, number: int) -> Finding:
     """Ranks that have called a collective more often than the others, long ago perhaps."""
     verb, calls = "has" if len(ranks) == 1 else "have", "one collective" if number == 1 else f"{number} collectives"
-    told = f"{found.text}.\n{several(ranks).capitalize()} {verb} begun {calls} more, at {place}"
-    return Found(SOME_ONLY, list(ranks), told, "Call it on all ranks or on none")
+    told = f"{found.where}.\n{several(ranks).capitalize()} {verb} begun {calls} more, at {place}"
+    return Finding(SOME_ONLY, list(ranks), told, advice="Call it on all ranks or on none")
 
 
-def nobody(waiting: Sequence[Position]) -> Found:
+def describe_all_waiting(waiting: Sequence[Position]) -> Finding:
     """Describe ranks that all wait in the same collective."""
     longest = max(each.still for each in waiting)
     told = f"{_waiters(waiting)} for {longest:.0f} s, and no rank is missing"
     known = {each.rank: each.ended for each in waiting if each.ended is not None}
     fewest, most = min(known.values(), default=0), max(known.values(), default=0)
     if len(known) < len(waiting) or fewest == most:
-        return Found(NETWORK, [], told, "The network between them, or tensor sizes that differ?")
+        return Finding(NETWORK, [], told, advice="The network between them, or tensor sizes that differ?")
     behind = [rank for rank, ended in known.items() if ended == fewest]
     number = f"{several(behind)} ended {_more(fewest, most)} than others"
-    return Found(SLOW, behind, f"{told}.\nBy torch's flight recorder, {number}", _GPU_BEHIND)
+    return Finding(SLOW, behind, f"{told}.\nBy torch's flight recorder, {number}", advice=_GPU_BEHIND)

@@ -1,4 +1,4 @@
-"""How much training a rank has done, and in what ranks differ that wait for each other.
+"""In what two ranks differ: how often they call backward, which collectives they call, which loop they are in.
 
 DDP averages in a backward, so ranks that call backward different numbers of times have all-reduces of different steps
 meet, and in the end one waits for another that has none left. A count of forwards does not show it.
@@ -6,7 +6,9 @@ meet, and in the end one waits for another that has none left. A count of forwar
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple, Optional
+from typing import Dict, Iterator, Mapping, Optional, Sequence, Tuple
+
+from ddpfix.rules.facts import Standing, Work
 
 # Rates of backwards in an optimizer step that are this far apart are no matter of where ranks stand in their steps.
 _APART = 1.25
@@ -21,33 +23,7 @@ LEAVE_NO_SYNC = (
 )
 
 
-class Work(NamedTuple):
-    """What one rank has done.
-
-    Attributes:
-        step: the training forwards that it has begun; None where nothing counts them.
-        backwards: the outermost backwards that it has begun; 0 where nothing counts them.
-        optimizer_steps: the steps of optimizers that it has begun.
-        skipped: how many training forwards had no backward, or none that reached the model, before the next one.
-        place: the user's line of the forward after the last of these; "" where there were too many of them.
-        waits: whether the last forward still waits for its backward.
-        missed: whether backward was called after the last forward, and no gradient has reached the model.
-    """
-
-    step: Optional[int] = None
-    backwards: int = 0
-    optimizer_steps: int = 0
-    skipped: int = 0
-    place: str = ""
-    waits: bool = False
-    missed: bool = False
-
-    def ended(self) -> Work:
-        """Return the same of a rank whose program is over: the backward of its last forward will not come."""
-        return self._replace(skipped=self.skipped + self.waits, waits=False)
-
-
-def difference(works: Mapping[int, Work]) -> str:
+def backwards(works: Mapping[int, Work]) -> str:
     """Return in what ranks differ that call backward different numbers of times, with what to do; "" if they do not."""
     known = {rank: work for rank, work in works.items() if work.backwards}
     if len(known) < 2:
@@ -106,3 +82,62 @@ def _rates(works: Dict[int, Work]) -> str:
         for rank in (most, least)
     )
     return f"Backward was called {counts}: gradients of different steps are averaged.\n{EQUALLY_OFTEN}"
+
+
+def one_call_more(here: Dict[str, int], at: str, there: Dict[str, int], other_at: str) -> Optional[Tuple[str, int]]:
+    """Return the line that one rank has called more often than another, and how often; None where that is not certain.
+
+    The calls of both are shifted by these: the other rank is ahead by as many, at the line where one of the two waits.
+    Branches in which ranks call the same collective at different lines differ at a line where nobody waits.
+
+    Args:
+        here, there: the calls of both by line.
+        at, other_at: the lines where they wait; "" for a rank that does not.
+    """
+    apart = {line: here.get(line, 0) - there.get(line, 0) for line in {*here, *there}}
+    more = {line: number for line, number in apart.items() if number > 0}
+    fewer = {line: -number for line, number in apart.items() if number < 0}
+    if (
+        len(more) != 1
+        or at in more
+        or not set(fewer) <= {at, other_at}
+        or fewer
+        and sum(fewer.values()) > sum(more.values())
+    ):
+        return None
+    return next(iter(more.items()))
+
+
+def has_begun_more(ours: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
+    """Return whether torch counts more of a common group for us than for another rank."""
+    return any(count > theirs[name] for name, count in ours.items() if name in theirs)
+
+
+def _apart(one: Sequence[Standing], other: Sequence[Standing]) -> Optional[Tuple[Standing, Standing]]:
+    """Return the function in which two ranks stand at different lines; None where there is none."""
+    for mine, others in zip(one, other):
+        if mine[:2] != others[:2]:
+            return None
+        if mine[2] != others[2]:
+            return mine, others
+    return None
+
+
+def shared_loop(one: Sequence[Standing], other: Sequence[Standing]) -> bool:
+    """Return whether two ranks part in the body of one loop: neither has left it."""
+    apart = _apart(one, other)
+    return apart is not None and bool(apart[0][3]) and apart[0][3] == apart[1][3]
+
+
+def left_loop(one: Sequence[Standing], other: Sequence[Standing]) -> Optional[Tuple[str, int, bool]]:
+    """Return the loop that one rank is past and another in (file, line, whether a loop is around both), or None."""
+    apart = _apart(one, other)
+    return None if apart is None else next(_left_loop(*apart), None)
+
+
+def _left_loop(mine: Standing, others: Standing) -> Iterator[Tuple[str, int, bool]]:
+    for start, end in others[3]:
+        if (start, end) not in mine[3]:
+            if mine[2] > end:
+                yield mine[0], start, bool(mine[3])
+            return

@@ -1,0 +1,178 @@
+"""Finds the ranks that do not wait while others do, from the position of each rank alone.
+
+torch's count of the collectives of a group is compared, in which gloo has what goes from one rank to another as well.
+So it only orders what is seen, and no rank is said to owe a collective because of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+
+from ddpfix.rules import differences, facts, waiting
+from ddpfix.rules.facts import Absent, Position, Work
+from ddpfix.rules.finding import Finding
+
+# Those of which the first that applies is the cause: a late rank may wait for one that is gone.
+_ABSENT = (facts.GONE, facts.STOPPED, facts.TRACED, facts.LEFT)
+# Kinds that are guesses, and of which a count of collectives, or of backwards, knows better.
+_MAY_BE_SHIFTED = (waiting.UNEVEN, waiting.SOME_ONLY, waiting.MISMATCH, waiting.NETWORK, waiting.ABSENT)
+_MAY_BE_BACKWARDS = (*_MAY_BE_SHIFTED, waiting.SLOW)
+# Ranks that differ in more ways than these are no case of one call too many.
+_CASES = 6
+
+
+def judge(positions: Mapping[int, Position], absent: Sequence[Absent], limit: float) -> Optional[Finding]:
+    """Return the fault of a job; None if none is seen."""
+    waits = [each for each in positions.values() if each.may_wait()]
+    if not any(each.still >= 0.9 * limit for each in waits) or any(map(_ends_by_itself, waits)):
+        return None
+    if all(each.peer is not None for each in waits):
+        # Each waits for one rank, and nobody for the others.
+        named = {each.peer for each in waits} | {each.rank for each in waits}
+        positions = {rank: each for rank, each in positions.items() if rank in named}
+        absent = [each for each in absent if each.rank in named]
+    found = _first(positions, absent, waits, limit)
+    if found is None:
+        return None
+    found = _with_shift(_with_backwards(found, positions, absent), positions, absent)
+    is_debugged = any(each.phase == facts.DEBUGGER for each in positions.values())
+    return found._replace(may_end=not is_debugged and all(each.how != facts.TRACED for each in absent))
+
+
+def _first(
+    positions: Mapping[int, Position], absent: Sequence[Absent], waits: List[Position], limit: float
+) -> Optional[Finding]:
+    """Return the first rule's finding that applies."""
+    for how in _ABSENT:
+        those = [each for each in absent if each.how == how]
+        if those:
+            return waiting.describe_absent(how, those, waits)
+    # Who has come just now may be the one whom the others have waited for.
+    is_fresh = any(each.still < 0.3 * limit for each in waits)
+    found = _late(positions, waits) or (None if is_fresh else _different(positions, waits))
+    if found is None and absent:
+        return waiting.describe_absent(facts.SILENT, absent, waits)
+    return found or (None if is_fresh else _all_waiting(positions, waits))
+
+
+def _with_backwards(found: Finding, positions: Mapping[int, Position], absent: Sequence[Absent]) -> Finding:
+    """Return a finding, or in its place that ranks call backward different numbers of times, as all have counted."""
+    if found.kind not in _MAY_BE_BACKWARDS:
+        return found
+    done = {each.rank: _done(each) for each in positions.values()}
+    done.update((each.rank, each.work) for each in absent)
+    differ = differences.backwards(done)
+    return found._replace(kind=waiting.BACKWARDS, advice=differ) if differ else found
+
+
+def _with_shift(found: Finding, positions: Mapping[int, Position], absent: Sequence[Absent]) -> Finding:
+    """Return a finding, or in its place the line at which ranks have called a collective that the others have not."""
+    if found.kind not in _MAY_BE_SHIFTED:
+        return found
+    # Ranks that have called the same, and stand at the same line, are one case: there are few, of thousands of ranks.
+    cases: Dict[Tuple[Tuple[Tuple[str, int], ...], str], List[int]] = {}
+    ranks: List[Union[Position, Absent]] = [*positions.values(), *absent]
+    for each in ranks:
+        if each.called.counts:
+            at = each.called.last if isinstance(each, Position) and each.call else ""
+            cases.setdefault((tuple(sorted(each.called.counts.items())), at), []).append(each.rank)
+    for one, other in itertools.permutations(list(cases)[:_CASES], 2):
+        more = differences.one_call_more(dict(one[0]), one[1], dict(other[0]), other[1])
+        if more is not None:
+            place, number = more
+            same = [case for case in cases if dict(case[0]).get(place) == dict(one[0])[place]]
+            return waiting.describe_shift(found, sorted(rank for case in same for rank in cases[case]), place, number)
+    return found
+
+
+def _done(each: Position) -> Work:
+    """Return what a rank has done; gradients of the backward that it stands in may still come."""
+    return each.work._replace(missed=False) if each.phase == facts.BACKWARD else each.work
+
+
+def _ends_by_itself(each: Position) -> bool:
+    """Return whether a rank waits in a call that gives up by itself, and names the ranks that are late.
+
+    Programs catch its error at the end of an epoch, to learn that a rank has no batch left (CosyVoice, WeNet).
+    """
+    return each.patience is not None and each.still < each.patience <= facts.SOON
+
+
+def _late(positions: Mapping[int, Position], waits: List[Position]) -> Optional[Finding]:
+    """Return the ranks that do not wait, and for which torch counts fewer collectives than for one that does."""
+    behind = behind_of(positions, waits)
+    # One that waits for its GPU, or computes, has not called what the others have: it is late in any case.
+    late = [
+        each
+        for each in positions.values()
+        if each.rank in behind and (each.phase == facts.DEVICE or not each.may_wait())
+    ]
+    debugged = [each for each in late if each.phase == facts.DEBUGGER]
+    those = debugged or late or [each for each in positions.values() if each.phase == facts.ENDED]
+    others = [each for each in waits if each not in those]
+    return waiting.describe_late(those, others) if those and others else None
+
+
+def behind_of(positions: Mapping[int, Position], waits: Sequence[Position]) -> Set[int]:
+    """Return the ranks with fewer collectives of a group than one that waits; without counts, who does not wait."""
+    # The most of each group: with thousands of ranks, not each of them is compared with each other one.
+    most: Dict[str, int] = {}
+    for one in waits:
+        for name, count in one.counts.items():
+            most[name] = max(count, most.get(name, count))
+    is_uncounted = any(one.what in facts.POINT_TO_POINT for one in waits)
+    return {
+        each.rank
+        for each in positions.values()
+        if differences.has_begun_more(most, each.counts) or ((is_uncounted or not each.counts) and not each.may_wait())
+    }
+
+
+def _different(positions: Mapping[int, Position], waits: List[Position]) -> Optional[Finding]:
+    """Return ranks that wait in different calls."""
+    unequal = _unequal(waits)
+    if unequal is not None:
+        return unequal
+    certain = [each for each in waits if each.phase == facts.COLLECTIVE or (each.idle and not each.may_compute())]
+    kinds: Dict[str, List[Position]] = {}
+    for each in certain:
+        kinds.setdefault(waiting.kind(each), []).append(each)
+    if len(kinds) > 1:
+        return waiting.describe_mismatch(sorted(kinds.values(), key=lambda ranks: (len(ranks), ranks[0].rank)))
+    # Whoever is in no collective has come out of the one in which the others are, as is possible with other sizes.
+    outside = [each for each in positions.values() if not each.may_wait() and each.phase != facts.ENDED]
+    called = [each for each in certain if each.call or each.idle]
+    if called and outside and all(each.since >= 0.5 * called[0].since for each in outside):
+        return waiting.describe_returned(outside, called)
+    return None
+
+
+def _unequal(waits: Sequence[Position]) -> Optional[Finding]:
+    """Return ranks that wait, with different counts of the collectives of one group."""
+    for group in sorted({name for each in waits for name in each.counts}):
+        by_number: Dict[int, List[Position]] = {}
+        for each in waits:
+            if group in each.counts:
+                by_number.setdefault(each.counts[group], []).append(each)
+        if len(by_number) > 1:
+            sets = sorted(by_number.items(), key=lambda one: (len(one[1]), -one[0]))
+            rest = [each for _, ranks in sets[1:] for each in ranks]
+            # What each of them is in tells more than the numbers, where the program has called it.
+            if {waiting.kind(each) for each in sets[0][1]} & {waiting.kind(each) for each in rest}:
+                return waiting.describe_count_mismatch(sets[0][1], rest, (sets[0][0], sets[1][0]))
+    return None
+
+
+def _all_waiting(positions: Mapping[int, Position], waits: List[Position]) -> Optional[Finding]:
+    """Describe ranks that all wait in the same collective."""
+    # Whoever waits for a GPU spins, and uses a processor.
+    if len(waits) == len(positions) and all(each.idle or each.phase == facts.DEVICE for each in waits):
+        # Where all collectives have ended, the GPUs compute.
+        return None if all(map(_computes, waits)) else waiting.describe_all_waiting(waits)
+    return None
+
+
+def _computes(each: Position) -> bool:
+    """Return whether a rank waits for its GPU, and all collectives of its only group have ended."""
+    return each.phase == facts.DEVICE and list(each.counts.values()) == [each.ended]
