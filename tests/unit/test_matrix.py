@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import re
 from itertools import product
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -17,12 +15,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ddpfix import _boot, engine, waiting
-from ddpfix.matrix import detect, loader, model
+from ddpfix.matrix import loader, model
 from ddpfix.matrix.compiling import reader
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.ranges import Range, within
 from ddpfix.matrix.settings import SETTINGS
-from ddpfix.patching import site
 
 GOOD = """\
 schema: 2
@@ -344,38 +341,6 @@ def with_bounds(rows: Sequence[Tuple[str, Optional[str]]]) -> str:
     return no_place + "tested: {}\n"
 
 
-BOUND = st.builds(
-    "{}{}".format,
-    st.sampled_from(["0.9", "1", "1.0.1", "1.1", "1.1.1", "1.2", "2", "2.0.1", "1!1"]),
-    st.sampled_from(["", "", "", ".dev0", "rc1", ".post1", ".post1.dev0"]),
-)
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=st.lists(st.tuples(BOUND, st.none() | BOUND), min_size=1, max_size=5))
-def test_a_version_is_in_one_row_or_the_file_is_refused(tmp_path: Path, rows: Any) -> None:
-    """Every version, release candidates and builds among them, is in the row that its place in the order gives it."""
-    try:
-        found = load(tmp_path, with_bounds(rows)).rows
-    except MatrixError as error:
-        assert re.match(re.escape(str(tmp_path / "matrix.yaml")) + r":\d+: .", str(error))
-        begins = [Version(begin) for begin, _ in rows]
-        ends = [Version(end) if end else following for (_, end), following in zip(rows, [*begins[1:], None])]
-        ascending = all(one < other for one, other in zip(begins, begins[1:]))
-        fitting = all(end is not None and begin < end for begin, end in zip(begins, ends))
-        gaps = all(end is None or Version(end) < other for (_, end), other in zip(rows, begins[1:]))
-        assert not (ascending and fitting and gaps) or "no version can satisfy" in str(error)
-        return
-    begins = [Version(begin) for begin, _ in rows]
-    ends = [Version(end) if end else following for (_, end), following in zip(rows, [*begins[1:], None])]
-    full = [(begin, end) for begin, end in zip(begins, ends) if end is not None]
-    for version in EVERY:
-        holding = [row for row in found if row.versions.holds(version)]
-        assert len(holding) <= 1
-        if not (version.is_prerelease or version.is_postrelease or version.local):
-            assert holding == [row for row, (begin, end) in zip(found, full) if begin <= version < end]
-
-
 @pytest.mark.parametrize(
     "rows", [[("1", None), ("2", "3")], [("1", "1.5"), ("2", "3")], [("1", None), ("2.dev0", "3")]], ids=str
 )
@@ -468,17 +433,6 @@ def test_a_range_holds_what_packaging_says(begin: Optional[str], end: str) -> No
 # What ships.
 
 
-def shipped_targets() -> Iterator[Tuple[model.Row, model.Target]]:
-    """(row, target) of the rows that hold for the installed releases."""
-    whole = loader.load()
-    installed = detect.installed_versions(whole)
-    for row in whole.rows:
-        version = installed[whole.patches[row.patch].toolkit]
-        if version is not None and row.versions.holds(Version(version)):
-            for target in row.targets:
-                yield row, target
-
-
 def test_the_shipped_matrix_names_code_that_can_be_called() -> None:
     whole = loader.load()
     called = {whole.patches[row.patch].code_at(target) for row in whole.rows for target in row.targets}
@@ -499,51 +453,6 @@ def test_the_shipped_matrix_is_whole() -> None:
 
 def test_the_finder_watches_the_toolkits_of_the_matrix() -> None:
     assert _boot.watched() == frozenset(loader.load().toolkits)
-
-
-TARGETS: List[Any] = [
-    pytest.param(target, id=f"{row.patch}-{target}") for row, target in shipped_targets() if "*" not in target.module
-]
-FAMILIES = [(row, target) for row, target in shipped_targets() if "*" in target.module]
-
-
-def test_there_are_targets_for_what_is_installed() -> None:
-    assert len(TARGETS) >= 12
-    assert {row.patch for row, _ in FAMILIES} == {"transformers.layerdrop"}
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_target_is_in_the_installed_release(target: model.Target) -> None:
-    pattern = waiting.pattern(target.module)
-    module = importlib.import_module(target.module)
-    assert pattern.match(module.__name__)
-    if target.attribute == "*":
-        return
-    assert site.locate(module, target.attribute, target.expects) is not None
-    # The name is where the definition is: a re-export would be patched without its home. A class may have inherited it.
-    owner, found = module, module  # type: Any, Any
-    for part in target.attribute.split("."):
-        owner, found = found, getattr(found, part)
-    defined = [owner] if inspect.isclass(owner) else [found, inspect.unwrap(found)]
-    assert target.module in [definition.__module__ for definition in defined]
-
-
-def test_a_family_of_targets_has_members_in_the_installed_release() -> None:
-    # Some of a row's families exist in a part of its releases only (transformers.models.deprecated.*).
-    found = [name for _, target in FAMILIES for name in modules_like(target.module)]
-    assert "transformers.models.wavlm.modeling_wavlm" in found and len(found) > 100
-    assert all(target.attribute == "*" for _, target in FAMILIES)
-
-
-def modules_like(name: str) -> List[str]:
-    """Modules on disk whose name has the form of a target's."""
-    spec = importlib.util.find_spec(name.partition(".")[0])
-    assert spec is not None and spec.origin is not None
-    site = Path(spec.origin).parent.parent
-    pattern = waiting.pattern(name)
-    files = site.glob(name.replace(".", "/") + ".py")
-    modules = (".".join(file.relative_to(site).with_suffix("").parts) for file in files)
-    return [module for module in modules if pattern.match(module)]
 
 
 def test_a_pattern_stands_for_one_part_of_a_name() -> None:
