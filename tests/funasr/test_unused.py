@@ -18,7 +18,6 @@ from tests.funasr import launch, recipes, tiny_model, trained
 pytestmark = pytest.mark.patches("funasr.unused")
 
 RELEASE = trained.release()
-HOTWORDS = pytest.mark.skipif(RELEASE < (1, 0, 15), reason="no data set with hotwords")
 # Before, every SeacoParaformer dies of "too many values to unpack", and with train_decoder until 1.0.23.
 SEACO = RELEASE >= (1, 0, 18)
 REDUCTION = "Expected to have finished reduction in the prior iteration"
@@ -237,24 +236,11 @@ def test_a_parameter_with_a_second_name_is_used(site: Site) -> None:
     assert dead[0][0] not in wrap(model)
 
 
-def test_what_nobody_has_examined_gets_the_flag() -> None:
-    made = Site("test", {"unused": "auto"}, examined={name: ["000000000000"] for name in EXAMINED})
-    unused.freeze_unused(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
-    try:
-        model = subject()
-        assert wrap(model) == []
-        assert wrap_hooks.reasons(model)
-    finally:
-        made.undo()
-
-
-def test_every_name_of_examined_code_is_in_the_matrix() -> None:
-    named = {name for claim in unused.CLAIMS for names in claim.examined.values() for name in names}
-    assert named == set(EXAMINED)
-
-
-def test_the_setting_find_freezes_nothing() -> None:
-    made = Site("test", {"unused": "find"}, examined=EXAMINED)
+@pytest.mark.parametrize(
+    ("wish", "examined"), [("auto", dict.fromkeys(EXAMINED, ["000000000000"])), ("find", EXAMINED)]
+)
+def test_what_nobody_has_examined_gets_the_flag_and_so_does_all_under_find(wish: str, examined: Any) -> None:
+    made = Site("test", {"unused": wish}, examined=examined)
     unused.freeze_unused(made, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
     try:
         model = subject()
@@ -263,6 +249,11 @@ def test_the_setting_find_freezes_nothing() -> None:
     finally:
         made.undo()
     assert wrap_hooks.reasons(model) == []
+
+
+def test_every_name_of_examined_code_is_in_the_matrix() -> None:
+    named = {name for claim in unused.CLAIMS for names in claim.examined.values() for name in names}
+    assert named == set(EXAMINED)
 
 
 # Other classes, as they are: none has a part that never gets a gradient.
