@@ -137,13 +137,12 @@ class Subject:
 
     def _listen(self, parameter: Any) -> None:
         """Be told when the gradient of a parameter is accumulated; moved to another device, it has another node."""
-        with torch.enable_grad():
-            try:
-                node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-            except (RuntimeError, AttributeError, IndexError):
-                # A tensor of another kind (sharded, quantized): nothing is said of it.
-                self._expected = [pair for pair in self._expected if pair[1] is not parameter]
-                return
+        try:
+            (node,) = graph.accumulators([parameter])
+        except (RuntimeError, AttributeError, IndexError):
+            # A tensor of another kind (sharded, quantized): nothing is said of it.
+            self._expected = [pair for pair in self._expected if pair[1] is not parameter]
+            return
         known = self._nodes.get(id(parameter))
         if known is not None and known[0] is node:
             return

@@ -44,26 +44,6 @@ def test_branches_by_hand(by_hand: Dict[str, Any], name: str) -> None:
     agrees(by_hand[name])
 
 
-LAST, BRANCH = ["last.weight", "last.bias"], ["branch.weight", "branch.bias"]
-
-
-def test_always_and_sometimes_are_told_apart(by_hand: Dict[str, Any]) -> None:
-    assert by_hand["dead"]["always"] == BRANCH and by_hand["dead"]["sometimes"] == {}
-    for name in ("by_batch", "by_chance"):
-        assert by_hand[name]["always"] == []
-        assert list(by_hand[name]["sometimes"]) == BRANCH
-        assert all(0 < count < probed.STEPS for count in by_hand[name]["sometimes"].values())
-    assert by_hand["either"]["always"] == ["third.weight", "third.bias"]
-    assert list(by_hand["either"]["sometimes"]) == [*BRANCH, "other.weight", "other.bias"]
-    assert by_hand["normalized"]["probe"] == {} and by_hand["normalized"]["setting"] == ""
-
-
-def test_the_flag_is_not_advised_where_it_does_not_help(by_hand: Dict[str, Any]) -> None:
-    assert by_hand["outside"]["always"] == BRANCH
-    assert (by_hand["outside"]["setting"], by_hand["outside"]["unused"]) == ("", "late")
-    assert by_hand["dead"]["setting"] == "find_unused_parameters=True"
-
-
 def test_a_family_with_layerdrop(tmp_path: Any) -> None:
     found = compared("some", tmp_path, 60)
     for name in probed.SOME:
