@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, List
@@ -73,6 +74,13 @@ def test_without_plotly_the_extra_is_named(
     without(monkeypatch, "plotly")
     assert main(["report", str(folder)]) == 2
     assert "pip install 'ddpfix[report]'" in capsys.readouterr().err
+
+
+def test_without_numpy_the_package_is_named(folder: Path) -> None:
+    code = "import sys; sys.modules['numpy'] = None; from ddpfix.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "report", str(folder), "--json", "-"]
+    done = subprocess.run(command, cwd=str(Path(__file__).parents[2]), capture_output=True, text=True)
+    assert done.returncode == 2 and "this command needs numpy" in done.stderr
 
 
 @pytest.mark.parametrize(
