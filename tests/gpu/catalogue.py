@@ -1,4 +1,4 @@
-"""Every cell: exactness, step time and waits of models; loops, streams, graphs, traces, hangs, starts and memory."""
+"""Every cell: exactness and waits of models, time of a large one; loops, streams, graphs, hangs, starts and memory."""
 
 from __future__ import annotations
 
@@ -23,21 +23,16 @@ _LARGE = 32_000
 def everything(machine: Dict[str, Any], quick: bool) -> List[Cell]:
     """All cells, also those that this machine lacks something for."""
     cuda = machine["cuda"]
-    base = ("WavLM-base", "BART-base") if cuda else ("narrow WavLM", "narrow BART")
     found = []
     for group in GROUPS:
         found += [*_exactness(group, quick), *_precision(group, quick), *_programs(group, quick)]
-        found += [*_syncs(group, quick, cuda), *_speed(group, base, quick, cuda)]
-        options = {"rate": 0.5, "steps": 3 if quick else 5}
-        # torch alone comes first: where it fails by itself, the other says nothing.
-        kinds = ("FSDP1", "fully_shard")
-        found += _each("fsdp", group, "sharded", ("plain", "auto"), kinds, options, model="tiny wav2vec2")
+        found += [*_syncs(group, quick, cuda)]
     # Without a card, two ranks over gloo stand for the one that has NCCL.
     one = "nccl1" if cuda else "gloo2"
     found += _starts(one)
     for group in (one, "nccl2"):
         found += [*_graphs(group, quick), *_table(group, cuda, quick)]
-    found += [*_compile(machine, quick), *_funasr(machine)]
+    found += _funasr(machine)
     return sorted(found, key=lambda cell: list(SECTIONS).index(cell.section))
 
 
@@ -84,25 +79,6 @@ def _precision(group: str, quick: bool) -> List[Cell]:
         for model, more in models.items():
             options = {**own, **more, "steps": 3 if quick else 6}
             found += _each("precision", group, "exact", modes, [kind], options, model)
-    return found
-
-
-def _speed(group: str, base: Sequence[str], quick: bool, cuda: bool) -> List[Cell]:
-    speech, text = base
-    short = [mode for mode in _ALL if mode != "auto"]
-    three, whole = ["flag", "find", "late"], list(_WHOLE)
-    if group == "nccl2":
-        plans = [(speech, 0.1, three), (speech, 0.0, whole), (text, 0.1, ["flag", "late"])]
-    elif group == "gloo2":
-        plans = [(speech, 0.5, short), (speech, 0.0, whole), (text, 0.1, three), (text, 0.0, whole)]
-        plans += [(speech, 0.1, three)]
-    else:
-        plans = [(speech, 0.1, short), (speech, 0.0, whole), (text, 0.1, short), (text, 0.0, whole)]
-        plans += [(speech, 0.5, short), (text, 0.5, short)]
-    limit, found = 45.0 if group == "gloo2" and cuda else 20.0, []
-    for model, rate, modes in [(speech, 0.5, ["flag", "late"])] if quick else plans:
-        options = {"rate": rate, "modes": modes, "turns": 2 if quick else 3, "seconds": 0.2 if quick else 0.6}
-        found += _each("speed", group, "speed", [""], [f"rate {rate:g}"], options, model, limit, limit / 3)
     return found
 
 
@@ -164,14 +140,6 @@ def _table(group: str, cuda: bool, quick: bool) -> List[Cell]:
         options.update(turns=1 if quick else 2, seconds=0.2 if quick else 1.5, memory=_LARGE if cuda else 0)
         found += _each("table", group, "speed", [""], [f"rate {rate:g}"], options, model, 60.0, 20.0)
     return found
-
-
-def _compile(machine: Dict[str, Any], quick: bool) -> List[Cell]:
-    inductor = machine["cuda"] and machine["triton"] and machine["compiler"]
-    backend = "inductor" if inductor else "aot_eager"
-    options = {"rate": 0.5, "steps": 8, "backend": backend, "quick": quick}
-    group, modes = "nccl1" if machine["cuda"] else "gloo2", ("flag", "late", "find")
-    return _each("compile", group, "compiled", modes, [backend], options, "tiny wav2vec2", 100.0, 15.0)
 
 
 def _funasr(machine: Dict[str, Any]) -> List[Cell]:

@@ -44,8 +44,6 @@ def lacking(cell: Cell, machine: Dict[str, Any]) -> str:
     """Why a cell cannot be run here, or ""."""
     if not machine["transformers"] and cell.model not in ("", "branches"):
         return "transformers is not installed (pip install transformers)"
-    if cell.options.get("quick"):
-        return "takes longer than --quick allows"
     return (_funasr(cell, machine) if cell.section == "funasr" else "") or _card(cell, machine)
 
 

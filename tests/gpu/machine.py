@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
-import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -29,7 +28,7 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     found: Dict[str, Any] = {"cuda": cuda, "devices": torch.cuda.device_count() if cuda else 0}
     found.update(torch=torch.__version__, cuda_version=torch.version.cuda, python=platform.python_version())
-    found.update(compiler=any(map(shutil.which, ("cc", "gcc", "g++", "clang"))), device=platform.processor())
+    found.update(device=platform.processor())
     for name in ("transformers", "funasr", "triton"):
         found[name] = version(name)
     found.update(nccl=None, driver=None, memory=0, nccl_there=cuda and torch.distributed.is_nccl_available())

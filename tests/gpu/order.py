@@ -8,7 +8,7 @@ from tests.gpu.cells import Cell
 
 _EXACT = ("exactness", "precision")
 # (seconds at most, group, sections): about twice what they need, so that ranks which die again and again leave time for
-# the rest. Step time has processes of its own, and so have graphs: a capture that fails may end them.
+# the rest. The table has processes of its own, and so have graphs: a capture that fails may end them.
 _ON_CARDS: Tuple[Tuple[float, str, Sequence[str]], ...] = (
     (130.0, "gloo2", ("syncs", "loops")),
     (130.0, "nccl1", ("syncs", "loops", "exactness")),
@@ -19,20 +19,15 @@ _ON_CARDS: Tuple[Tuple[float, str, Sequence[str]], ...] = (
     (150.0, "nccl2", ("table",)),
     (150.0, "nccl1", ("trace", "streams", "starts")),
     (100.0, "nccl1", ("graphs",)),
-    (80.0, "gloo2", ("precision", "fsdp")),
-    (100.0, "nccl1", ("precision", "fsdp", "funasr")),
-    (180.0, "nccl1", ("speed",)),
-    (150.0, "gloo2", ("speed",)),
-    (200.0, "nccl1", ("compile",)),
+    (80.0, "gloo2", ("precision",)),
+    (100.0, "nccl1", ("precision", "funasr")),
     (100.0, "nccl2", ("graphs",)),
-    (100.0, "nccl2", ("trace", "streams", "fsdp")),
-    (100.0, "nccl2", ("speed",)),
+    (100.0, "nccl2", ("trace", "streams")),
 )
 _ON_CPU: Tuple[Tuple[float, str, Sequence[str]], ...] = (
     (400.0, "gloo2", ("syncs", "loops", "table", "hangs", "trace", "streams", "memory", "graphs")),
-    (400.0, "gloo2", (*_EXACT, "fsdp")),
+    (400.0, "gloo2", _EXACT),
     (200.0, "gloo2", ("starts",)),
-    (400.0, "gloo2", ("speed", "compile")),
 )
 
 

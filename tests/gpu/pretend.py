@@ -63,7 +63,7 @@ def wrapped(model: Any, device_ids: Any = None, **more: Any) -> Any:
 
 def cells(act: str) -> List[Cell]:
     # The compiler takes minutes to make code for a CPU.
-    cells = everything({**dict.fromkeys(("cuda", "triton", "funasr", "compiler"))}, True)
+    cells = everything({**dict.fromkeys(("cuda", "triton", "funasr"))}, True)
     own = [cell for cell in cells if cell.act == act and cell.kind != "reduce-overhead"]
     return [cell for cell in own if cell.group == "gloo2"]
 

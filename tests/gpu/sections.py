@@ -9,8 +9,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 from tests.gpu.launch import Outcome
 from tests.gpu.modes import MODES
 
-# Relative differences of gradients, and of parameters under FSDP.
-EXACT, HALF, COMPILED, SHARDED = 1e-6, 1e-3, 1e-3, 1e-5
+# Relative differences of gradients.
+EXACT, HALF = 1e-6, 1e-3
 # Copies of a comparison of the replicas, each of which is waited for: the sums of all parameters, and some elements.
 LOOK = 2
 # Columns of a row, and whether each thing that is wrong is so.
@@ -154,42 +154,6 @@ def _base(others: Others, each: Outcome, mode: str, kind: str) -> Optional[Outco
     return None
 
 
-def _compile(each: Outcome, others: Others) -> List[Seen]:
-    base = _base(others, each, "flag", each.cell.kind)
-    first = each.found[0]
-    known = first["gradient"] is not None
-    row = {"compiling, s": f"{first['compiling']:.1f}", "ms a step": f"{first['step']:.1f}"}
-    row.update({"graphs": str(first["graphs"]), "graph breaks": str(first["breaks"]), "frames": str(first["frames"])})
-    row["gradient"] = f"{_worst(each, 'gradient'):.1e}" if known else "-"
-    wrong = {
-        "ranks have different parameters": not _equal(each, "steps"),
-        "not finite": not all(one["finite"] for one in each.found),
-        "ddpfix does not know the layers": _of_ddpfix(each) and not known,
-        "gradients": known and not all(one["gradient"] <= COMPILED for one in each.found),
-        "nothing was unused": known and first["unused"] == 0,
-        # Which layers are skipped must not make graphs of their own.
-        "more graphs than torch's": base is not None and first["graphs"] > base.found[0]["graphs"] + 2,
-    }
-    return _one(each, row, wrong)
-
-
-def _fsdp(each: Outcome, _: Others) -> List[Seen]:
-    first, ours = each.found[0], _of_ddpfix(each)
-    ran = [len(names) for names in first["ran"]]
-    # Each layer in forward and in backward, and the root; alone, a rank has nothing to gather.
-    gathers = first["gathers"] == [1 + 2 * count for count in ran] or len(each.found) == 1
-    row = {"layers a step": "/".join(map(str, ran)), "alike": _yes(_equal(each, "ran"))}
-    row.update({f"{name} a step": "/".join(map(str, first[name])) for name in ("gathers", "reduces")})
-    row["apart"] = f"{_worst(each, 'apart'):.1e}"
-    wrong = {
-        "ranks run different layers": not _equal(each, "ran"),
-        "every layer ran": ours and set(ran) == {4} and len(each.found) > 1,
-        "gathers": ours and not gathers,
-        "parameters": not all(one["apart"] <= SHARDED for one in each.found),
-    }
-    return _one(each, row, wrong)
-
-
 def _alike(each: Outcome, others: Others) -> List[Seen]:
     """A program that torch trains rightly is trained the same, without a wait more."""
     first, against = each.found[0], each.cell.options["base"]
@@ -249,7 +213,7 @@ def torch_alone(outcomes: Sequence[Outcome]) -> List[Outcome]:
     found = []
     for each in outcomes:
         base = [one for one in outcomes if one.cell == replace(each.cell, mode="plain")]
-        reason = base[0].error if each.cell.section in ("fsdp", "graphs") and base else ""
+        reason = base[0].error if each.cell.section == "graphs" and base else ""
         own = next((one["left_out"] for one in each.found if one.get("left_out")), "")
         if reason or own:
             each = Outcome(each.cell, left_out=own or f"torch alone cannot do it here ({reason})")
@@ -282,7 +246,13 @@ SECTIONS: Dict[str, Section] = {
         "torch's own DDP with `find_unused_parameters=True`, without ddpfix, that leaves out the same layers.",
         _exact,
     ),
-    "table": Section("WavLM-large", "For docs/costs.md: it is in table.md in the output folder as well.", _speed),
+    "table": Section(
+        "WavLM-large",
+        "For docs/costs.md: it is in table.md in the output folder as well. Random weights, fused AdamW; the median of "
+        "turns (the smallest to the largest), ratios to the first mode in the same turns. Memory is the peak of one "
+        "rank from before the model was built; *stays*: what is still allocated when the model is gone.",
+        _speed,
+    ),
     "hangs": Section(
         "Waits that the hang watch sees",
         "The card sleeps for six seconds; after four of them ddpfix has to take the thread for one that waits.",
@@ -311,24 +281,6 @@ SECTIONS: Dict[str, Section] = {
         "Columns as above; gradients are compared with those of the same autocast without DDP (limit "
         f"{HALF:g}). In the step with an inf the optimizer has to be left out on every rank, and the scale halved.",
         _exact,
-    ),
-    "speed": Section(
-        "Step time and memory",
-        "Random weights, AdamW, dropout as in the configuration, TF32 allowed; the median of turns (the "
-        "smallest to the largest), ratios to the first mode in the same turns. Memory is the peak of one rank "
-        "from before the model was built; *stays*: what is still allocated when the model is gone.",
-        _speed,
-    ),
-    "compile": Section(
-        "torch.compile",
-        "`torch.compile(DistributedDataParallel(model))`, 8 steps; *gradient* against the eager model without DDP "
-        f"(limit {COMPILED:g}). Without ddpfix nobody knows which layers ran, so there is none.",
-        _compile,
-    ),
-    "fsdp": Section(
-        "LayerDrop under FSDP",
-        f"*Apart*: the largest difference of a parameter from the model without FSDP (limit {SHARDED:g}).",
-        _fsdp,
     ),
     "funasr": Section(
         "FunASR", "Trainers of the installed release with a model of one parameter, on the card.", _named

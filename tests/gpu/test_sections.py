@@ -20,7 +20,7 @@ from tests.gpu.sections import verdict  # noqa: E402
 
 EXACT = Cell("exactness", "gloo2", "exact", "tiny wav2vec2", "late", "", {"steps": 2})
 MACHINE: Dict[str, Any] = {
-    **dict.fromkeys(("cuda", "compiler", "nccl_there", "bf16"), True),
+    **dict.fromkeys(("cuda", "nccl_there", "bf16"), True),
     **dict.fromkeys(("driver", "cuda_version", "nccl", "torch", "python", "transformers", "funasr", "triton"), "9.0"),
     "devices": 2,
     "device": "a card",
@@ -207,7 +207,7 @@ def test_the_kit_keeps_to_this_machine() -> None:
 
 def test_what_torch_alone_cannot_do_is_left_out() -> None:
     child = Outcome(Cell("starts", "nccl1", "children", "", "auto", "device_id"), [{"left_out": "torch alone cannot"}])
-    cells = [Cell("fsdp", "gloo2", "sharded", "tiny wav2vec2", mode, "FSDP1") for mode in ("plain", "auto")]
+    cells = [Cell("graphs", "gloo2", "graphs", "", mode, "whole step captured") for mode in ("plain", "auto")]
     found = sections.torch_alone([child, *(Outcome(cell, error="no") for cell in cells)])
     assert [each.left_out for each in found] == ["torch alone cannot", *["torch alone cannot do it here (no)"] * 2]
     assert report.failed(found) == 0
