@@ -92,8 +92,8 @@ def paces(record: Record) -> None:
     model = wrapped()
     ours = sys.modules.get("ddpfix.patches.torch.replicas.comparison")
     if ours is not None and second_rank():
-        steps = ours.Pace.steps
-        ours.Pace.steps = lambda self, done: steps(self, done) + (100 if done >= 8 else 0)  # type: ignore[attr-defined]
+        steps = ours.ComparisonInterval.steps
+        ours.ComparisonInterval.steps = lambda self, done: steps(self, done) + (100 if done >= 8 else 0)  # type: ignore[attr-defined]
 
     def between(step: int) -> None:
         if step == 8 and second_rank():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpfix
+from ddpfix.rules import replicas
+from ddpfix.rules.replicas import Snapshot
 from tests.late import launch
 from tests.late.launch import Ranks, Scenario, ends, said
 
@@ -184,8 +187,8 @@ def test_a_single_rank_has_no_hook(model: Any) -> None:
     assert drift.place not in drift._optimizer_steps._at
 
 
-def seen(optimizer: Any, **parameters: Any) -> fingerprint.Sight:
-    found = fingerprint.Look(3, 5, parameters, optimizer).finish()
+def seen(optimizer: Any, **parameters: Any) -> Snapshot:
+    found: Optional[Snapshot] = fingerprint.PendingSnapshot(3, 5, parameters, optimizer).finish()
     assert found is not None
     return found
 
@@ -199,26 +202,26 @@ def test_what_is_seen_of_a_parameter(dtype: Any, shape: Any) -> None:
         parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.SGD([{"params": [one, turned], "started": 1.5, "lr": torch.tensor(0.5)}], lr=0.1)
     here = seen(optimizer, a=one, b=turned)
-    assert fingerprint.Sight.from_text(here.to_text()) == here
+    assert Snapshot(*json.loads(json.dumps(here))) == here
     assert here.rates["lr"] == "0.5" and here.rates["momentum"] == "0" and "started" not in here.rates
-    assert fingerprint.difference(here, here) == fingerprint.Difference([], 0.0, [])
+    assert replicas.difference(here, here) == replicas.Difference([], 0.0, [])
     with torch.no_grad():
         turned[1, 2] += 0.5
     optimizer.param_groups[0]["lr"] = 0.25
     moved = seen(optimizer, a=one, b=turned)
-    found = fingerprint.difference(here, moved)
+    found = replicas.difference(here, moved)
     assert found is not None and found.numbers == [1] and found.rates == [("lr", "0.5", "0.25")]
-    assert here.digest() != moved.digest()
+    assert fingerprint.digest(here) != fingerprint.digest(moved)
     # By gradients of this rank's own.
     assert turned.grad is not None
     turned.grad[0, 0] += 0.5
-    assert fingerprint.difference(here, seen(optimizer, a=one, b=turned)) is None
+    assert replicas.difference(here, seen(optimizer, a=one, b=turned)) is None
 
 
 def test_a_parameter_that_the_program_moves_after_the_step_is_not_compared() -> None:
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
-    look = fingerprint.Look(1, 1, {"a": parameter}, torch.optim.SGD([parameter], lr=0.1))
+    look = fingerprint.PendingSnapshot(1, 1, {"a": parameter}, torch.optim.SGD([parameter], lr=0.1))
     with torch.no_grad():
         parameter[1] += 0.5
     assert look.finish() is None
@@ -238,7 +241,7 @@ def test_a_slow_look_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None
     """Looking and publishing take ten milliseconds, steps five: one in 2,000 steps is a thousandth of the time."""
     now = [0.0]
     monkeypatch.setattr(comparison.System, "perf_counter", lambda: now[0])
-    looks = comparison.Pace(200)
+    looks = comparison.ComparisonInterval(200)
 
     def look(done: int) -> int:
         with looks.timed():

@@ -29,8 +29,6 @@ NEVER = {
 # What is said of ranks whose averages do not belong together.
 APART = {
     "twice": "By optimizer step 1 this rank has averaged 2 times, rank 0 once",
-    "twice_once": "By optimizer step 2 this rank has averaged 3 times, rank 0 2 times",
-    "thrice": "By optimizer step 1 this rank has averaged 3 times, rank 0 2 times",
 }
 RIGHT = (
     "gradients_by_hand",

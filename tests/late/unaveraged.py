@@ -242,8 +242,6 @@ def _backwards(record: Record, numbers: Callable[[int], int]) -> None:
 # How often a rank calls backward in a step.
 NUMBERS: Dict[str, Callable[[int], int]] = {
     "twice": lambda step: 1 + second_rank(),
-    "twice_once": lambda step: 1 + (second_rank() and step == 1),
-    "thrice": lambda step: 2 + second_rank(),
     # Both equally often, though not in each step.
     "as_often": lambda step: 1 + step % 2,
 }

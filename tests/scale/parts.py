@@ -143,7 +143,7 @@ def compare(world: World, parts: int = -1) -> Part:
         return [each.counts.reported for each in replicas]
 
     # As often as is allowed: the clock of this process, by which they are fewer, is that of all ranks.
-    with mock.patch.object(comparison.Pace, "steps", lambda self, done: EVERY):
+    with mock.patch.object(comparison.ComparisonInterval, "steps", lambda self, done: EVERY):
         return _measured(world, all_ranks)
 
 

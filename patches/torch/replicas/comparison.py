@@ -17,7 +17,7 @@ from ..pipeline import ddp, optimizers
 from ..pipeline.step_count import Clock
 from ..unused.states import REDUCTION
 from . import fingerprint
-from .seen import Seen
+from .exchange import SnapshotExchange
 
 # Seconds for which a rank waits before it ends with an error, so that the others come to theirs.
 _LINGER = 1.0
@@ -60,13 +60,13 @@ class Comparison:
         self.model, self._counts = weakref.ref(model), counts
         self._mode, self._every = mode, every
         # Made with the first look, which gives it its number among those of the model.
-        self.seen: Optional[Seen] = None
+        self.seen: Optional[SnapshotExchange] = None
         self._over = False
         # Steps that count, the forwards that were done in the last of them, and the next one after which to look.
         self._steps, self._forwards, self._next = 0, 0, 1
         # What the step that was the last one has left, until the next one begins.
-        self._look: Optional[fingerprint.Look] = None
-        self._pace = Pace(every)
+        self._look: Optional[fingerprint.PendingSnapshot] = None
+        self._pace = ComparisonInterval(every)
         # Training forwards begun by the last step, and steps since the last look whose gradients were not averaged.
         self._forwards_begun = self._local = 0
 
@@ -109,7 +109,7 @@ class Comparison:
             return
         if self.seen is None:
             name, searches = f"drift/{model.number}/{self._counts.watches}", isinstance(optimizer, torch.optim.LBFGS)
-            self.seen = Seen(model, self._counts.clock, name, searches)
+            self.seen = SnapshotExchange(model, self._counts.clock, name, searches)
             self._counts.watches += 1
             self._over = self._counts.watches > _OPTIMIZERS
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -117,7 +117,7 @@ class Comparison:
         compared = {name: each for name, each in named.items() if fingerprint.comparable(each)}
         reduction = REDUCTION.of(model)
         averaged = None if reduction is None or reduction.within is not None else reduction.reductions
-        self._look = fingerprint.Look(self._steps, self._forwards, compared, optimizer, averaged)
+        self._look = fingerprint.PendingSnapshot(self._steps, self._forwards, compared, optimizer, averaged)
 
     def step_begins(self) -> None:
         """Called before each step, for what is due after the one before; DivergenceError where that is the mode."""
@@ -167,7 +167,7 @@ class Comparison:
         step, _, text = shared.get("found").decode().partition(" ") if has(shared, "found") else ("", "", "")
         return text if text and (self._mode != "error" or self._steps > int(step)) else ""
 
-    def _end_look(self, look: fingerprint.Look, seen: Seen, own: Any) -> None:
+    def _end_look(self, look: fingerprint.PendingSnapshot, seen: SnapshotExchange, own: Any) -> None:
         here, self._look = look.finish(), None
         if here is None:
             # The program moves its parameters itself.
@@ -177,7 +177,7 @@ class Comparison:
         seen.add(own, here, look.names, self._local, self._next)
         self._local = 0
 
-    def kept(self) -> Optional[Tuple[Counts, Seen]]:
+    def kept(self) -> Optional[Tuple[Counts, SnapshotExchange]]:
         """Return what is to be compared when the process group ends, if it is known of the model by then."""
         return None if self.seen is None or self._over else (self._counts, self.seen)
 
@@ -189,7 +189,7 @@ class Comparison:
         self._counts.tell(line)
 
 
-class Pace:
+class ComparisonInterval:
     """How often to look, so that looking takes at most a small share of the run."""
 
     def __init__(self, every: int) -> None:

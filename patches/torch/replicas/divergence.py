@@ -34,7 +34,7 @@ from ..pipeline.optimizer_hooks import Steps
 from ..pipeline.process_group import Follower, ProcessGroup
 from ..pipeline.step_count import CLOCK, Clocks
 from .comparison import Comparison, Counts
-from .seen import Seen
+from .exchange import SnapshotExchange
 from .unaveraged import Unaveraged
 
 _NOTHING: Tuple[int, List[Any]] = 0, []
@@ -62,7 +62,7 @@ class Divergence(ddp.Stage):
         # Those that have something to do before the next step of their optimizer, which may be no more by then.
         self._due: weakref.WeakSet[Comparison] = weakref.WeakSet()
         # What may be left to compare when the process group ends.
-        self._seen: List[Tuple[Counts, Seen]] = []
+        self._seen: List[Tuple[Counts, SnapshotExchange]] = []
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         # A model without a name may be on some ranks only.
@@ -145,7 +145,7 @@ class Divergence(ddp.Stage):
         ]
 
 
-def _compare_rest(left: List[Tuple[Counts, Seen]]) -> None:
+def _compare_rest(left: List[Tuple[Counts, SnapshotExchange]]) -> None:
     for pause in _PAUSES:
         System.pause(pause)
         store = default_store()

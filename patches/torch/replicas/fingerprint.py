@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
+from ddpfix.rules.replicas import Snapshot
 from ddpfix.system import System
 
 # How many elements of a parameter are kept, to say by how much two ranks differ.
@@ -19,39 +20,9 @@ _NUMBERS = (int, float, bool)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-class Sight(NamedTuple):
-    """Parameters, gradients and hyperparameters of one rank after one step.
-
-    Attributes:
-        step: how many steps the optimizer has done.
-        forwards: how many forwards have prepared a reduction.
-        names: a digest of the names of the parameters.
-        sums: of each parameter the sum of its bits.
-        gradients: the same of each gradient by which the step moved it.
-        samples: of each parameter some elements.
-        rates: the hyperparameters that are numbers, by ``name of group``.
-        averaged: how many reductions DDP has ended; None where nobody counts them.
-    """
-
-    step: int
-    forwards: int
-    names: str
-    sums: List[int]
-    gradients: List[int]
-    samples: List[List[float]]
-    rates: Dict[str, str]
-    averaged: Optional[int] = None
-
-    def digest(self) -> str:
-        """Return a few bytes that are the same on two ranks with the same parameters, without hyperparameters."""
-        return _short([self.forwards, self.names, self.sums])
-
-    def to_text(self) -> str:
-        return System.json(self)
-
-    @classmethod
-    def from_text(cls, text: str) -> Sight:
-        return cls(*System.loads(text))
+def digest(snapshot: Snapshot) -> str:
+    """Return a few bytes that are the same on two ranks with the same parameters, without hyperparameters."""
+    return _short([snapshot.forwards, snapshot.names, snapshot.sums])
 
 
 def comparable(parameter: Any) -> bool:
@@ -71,7 +42,7 @@ def _short(value: Any) -> str:
     return hashlib.blake2b(System.json(value).encode(), digest_size=16).hexdigest()
 
 
-class Look:
+class PendingSnapshot:
     """Parameters (:func:`comparable`, by name) right after a step, computed without a wait for a device."""
 
     def __init__(
@@ -85,7 +56,7 @@ class Look:
             self._gradients = [_sum(parameter.grad) for parameter in self._held]
             self._samples = [_some(parameter.detach()) for parameter in self._held]
 
-    def finish(self) -> Optional[Sight]:
+    def finish(self) -> Optional[Snapshot]:
         """Return what was seen, with one wait for each device; None if the program has moved a parameter since."""
         with torch.no_grad():
             now = [_sum(parameter.detach()) for parameter in self._held]
@@ -96,7 +67,7 @@ class Look:
             samples = _fetched(self._samples)
         gradients = single[2 * count :]
         head = self._step, self._forwards, _short(self.names)
-        return Sight(*head, single[:count], gradients, samples, self._rates, self._averaged)
+        return Snapshot(*head, single[:count], gradients, samples, self._rates, self._averaged)
 
 
 def _sum(data: Any) -> Any:
@@ -156,53 +127,3 @@ def _rates(optimizer: Any, held: Any) -> Dict[str, str]:
             if all(type(each) in _NUMBERS for each in (value if type(value) in (tuple, list) else [value])):
                 found[f"{name} of group {number}" if len(groups) > 1 else name] = repr(value)
     return found
-
-
-def unequal(there: Sight, here: Sight) -> List[int]:
-    """Return the numbers of the parameters that differ, of two ranks that have moved the same ones; else none."""
-    if there.names != here.names or there.gradients == here.gradients:
-        return []
-    return [number for number, pair in enumerate(zip(there.sums, here.sums)) if pair[0] != pair[1]]
-
-
-def averaged_apart(there: Sight, here: Sight) -> bool:
-    """Return whether DDP has averaged different numbers of times on two ranks that differ by the same step.
-
-    Each average is one of all ranks: then gradients of different steps have met, or are added up.
-    """
-    counted = there.averaged is not None and here.averaged is not None and there.averaged != here.averaged
-    return counted and bool(unequal(there, here))
-
-
-class Difference(NamedTuple):
-    """How this rank differs from the first one of its group.
-
-    Attributes:
-        most: the largest difference that the samples of these parameters show; NaN where one of them is.
-        rates: (name, there, here) of each hyperparameter that differs.
-    """
-
-    numbers: List[int]
-    most: float
-    rates: List[Tuple[str, str, str]]
-
-
-def difference(there: Sight, here: Sight) -> Optional[Difference]:
-    """Return how two ranks differ in the same step; None where their steps cannot be compared.
-
-    They can where both have moved the same parameters by the same gradients, after equally many forwards: then DDP has
-    averaged these gradients, and what differs is not of a rank's own by them.
-    """
-    if (there.names, there.forwards, there.gradients) != (here.names, here.forwards, here.gradients):
-        return None
-    numbers = [number for number, pair in enumerate(zip(there.sums, here.sums)) if pair[0] != pair[1]]
-    distances = [
-        abs(other - own) for number in numbers for other, own in zip(there.samples[number], here.samples[number])
-    ]
-    rates = [
-        (name, there.rates.get(name, "none"), here.rates.get(name, "none"))
-        for name in sorted({*there.rates, *here.rates})
-        if there.rates.get(name) != here.rates.get(name)
-    ]
-    most = float("nan") if any(each != each for each in distances) else max(distances, default=0.0)
-    return Difference(numbers, most, rates)

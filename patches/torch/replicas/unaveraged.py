@@ -20,18 +20,20 @@ import torch
 from ddpfix import log, user_code
 from ddpfix.ranks.store import lowest_rank
 from ddpfix.ranks.store.keys import default_store, has, keys, put
+from ddpfix.rules import replicas
+from ddpfix.system import System
 
 from ..internals import process_groups
 from ..internals.wrapper import inner
 from ..pipeline import ddp, optimizers
 from ..pipeline.optimizer_hooks import Steps
 from ..pipeline.step_count import CLOCK, Clock
-from . import fingerprint, text
+from . import fingerprint
 
 # Steps before the end of a run after which a model is spoken of at all.
 _FEW = 3
 # The attributes by which a program has its forwards stay on their rank.
-_SET_BY = {"require_backward_grad_sync": text.flag_is_off, "accumulate": text.accumulated}
+_SET_BY = {"require_backward_grad_sync": replicas.flag_is_off, "accumulate": replicas.accumulated}
 # Elements of a parameter that show whether the program moves it.
 _SAMPLES = 4
 
@@ -131,8 +133,8 @@ class UnreducedModel:
         # Whether the program has moved them between two steps, each on its device.
         self._moved: Optional[List[Any]] = None
         # After the first step: what this rank has, until the first rank's digest is there; and what differs.
-        self._look: Optional[fingerprint.Look] = None
-        self._here: Optional[fingerprint.Sight] = None
+        self._look: Optional[fingerprint.PendingSnapshot] = None
+        self._here: Optional[replicas.Snapshot] = None
         self._names: List[str] = []
         self._differs: List[str] = []
 
@@ -217,7 +219,7 @@ class UnreducedModel:
         named: Dict[str, Any] = {n: p for n, p in zip(model.names, model.parameters) if id(p) in held}
         compared = {name: each for name, each in named.items() if fingerprint.comparable(each)}
         self._ends = [weakref.ref(each) for each in [*compared.values()][:1] + [*compared.values()][-1:]]
-        self._look = fingerprint.Look(1, 0, compared, optimizer)
+        self._look = fingerprint.PendingSnapshot(1, 0, compared, optimizer)
 
     def _compare(self) -> bool:
         """Compare the first step with the first rank's, when that is there; return whether ranks had the same."""
@@ -230,12 +232,12 @@ class UnreducedModel:
             if self._here is None:
                 return True
             if process_groups.own_rank() == self._ranks[0]:
-                put(own, "sight", self._here.to_text())
+                put(own, "sight", System.json(self._here))
                 self._here = None
         elif self._here is not None and not self.steps & (self.steps - 1) and has(own, "sight"):
-            there, here = fingerprint.Sight.from_text(own.get("sight").decode()), self._here
+            there, here = replicas.Snapshot(*System.loads(own.get("sight"))), self._here
             self._here = None
-            self._differs = [self._names[number] for number in fingerprint.unequal(there, here)]
+            self._differs = [self._names[number] for number in replicas.unequal(there, here)]
             return not self._differs
         return False
 
@@ -246,13 +248,13 @@ class UnreducedModel:
         self._see_whether_moved()
         if self._moved is None or any(map(bool, self._moved)):
             return ""
-        return text.unreduced(self._class, self.steps, self._ranks[0], self._cause())
+        return replicas.describe_unreduced(self._class, self.steps, self._ranks[0], self._cause())
 
     def _cause(self) -> str:
         """Return why DDP has averaged nothing, as far as it is known of the last step."""
         clock = self._clock
         if not clock.is_local:
-            return text.backward_inside(self._inside) if self._inside else text.NO_COLLECTIVE
+            return replicas.backward_inside(self._inside) if self._inside else replicas.NO_COLLECTIVE
         file, line = clock.local_file, int(clock.local_place.rpartition(":")[2] or 0)
         attribute, place = user_code.nearest(file, tuple(_SET_BY), line)
-        return _SET_BY[attribute](place) if attribute else text.under_no_sync(clock.local_place)
+        return _SET_BY[attribute](place) if attribute else replicas.under_no_sync(clock.local_place)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from ddpfix.ranks.store.keys import has, keys, put
+from ddpfix.rules import replicas
+from ddpfix.system import System
 
 from ..internals import process_groups
 from ..internals.wrapper import inner
 from ..pipeline import ddp
 from ..pipeline.step_count import Clock
-from . import fingerprint, text
+from . import fingerprint
 
 # Looks that the store keeps, for ranks that come later.
 _KEPT = 4
@@ -23,7 +25,7 @@ _KEPT = 4
 _SURE = 8
 
 
-class Seen:
+class SnapshotExchange:
     """What was seen of one optimizer's part of one model, step by step.
 
     Args:
@@ -46,7 +48,7 @@ class Seen:
         self.unsure = ""
         self._names: List[str] = []
         # By step: what this rank saw, and has not compared yet; how many steps without an average were before.
-        self._waiting: Dict[int, fingerprint.Sight] = {}
+        self._waiting: Dict[int, replicas.Snapshot] = {}
         self._local: Dict[int, int] = {}
 
     def is_waiting(self) -> bool:
@@ -69,7 +71,7 @@ class Seen:
         """Return the keys of the model."""
         return keys(store, self._model)
 
-    def add(self, own: Any, here: fingerprint.Sight, names: List[str], local: int, following: int) -> None:
+    def add(self, own: Any, here: replicas.Snapshot, names: List[str], local: int, following: int) -> None:
         """Keep a look, or leave it for the others.
 
         Args:
@@ -78,8 +80,8 @@ class Seen:
         """
         self._names = names
         if self._is_first:
-            put(own, f"sight/{here.step}", here.to_text())
-            put(own, f"digest/{here.step}", f"{here.digest()} {following}")
+            put(own, f"sight/{here.step}", System.json(here))
+            put(own, f"digest/{here.step}", f"{fingerprint.digest(here)} {following}")
         else:
             self._waiting[here.step] = here
         self.looks.append(here.step)
@@ -104,7 +106,7 @@ class Seen:
             del self._waiting[step]
             digest, following = own.get(f"digest/{step}").decode().split()
             self.following = max(self.following, int(following))
-            found = "" if digest == here.digest() else self._differs(own, step, here)
+            found = "" if digest == fingerprint.digest(here) else self._differs(own, step, here)
             if not found or (step < _SURE and not self.unsure):
                 self.unsure = found
                 continue
@@ -114,26 +116,26 @@ class Seen:
             return found
         return ""
 
-    def _differs(self, own: Any, step: int, here: fingerprint.Sight) -> str:
-        there = fingerprint.Sight.from_text(own.get(f"sight/{step}").decode())
-        found = fingerprint.difference(there, here)
+    def _differs(self, own: Any, step: int, here: replicas.Snapshot) -> str:
+        there = replicas.Snapshot(*System.loads(own.get(f"sight/{step}")))
+        found = replicas.difference(there, here)
         if found is not None and found.numbers:
             return self._described(step, found)
-        return self._averaged_apart(step, there, here) if fingerprint.averaged_apart(there, here) else ""
+        return self._averaged_apart(step, there, here) if replicas.has_averaged_apart(there, here) else ""
 
-    def _averaged_apart(self, step: int, there: fingerprint.Sight, here: fingerprint.Sight) -> str:
-        names = [self._names[number] for number in fingerprint.unequal(there, here)]
+    def _averaged_apart(self, step: int, there: replicas.Snapshot, here: replicas.Snapshot) -> str:
+        names = [self._names[number] for number in replicas.unequal(there, here)]
         numbers = here.averaged, there.averaged
-        return text.averaged_apart(self._where(step), names, len(self._names), numbers, self._search())
+        return replicas.describe_averages(self._where(step), names, len(self._names), numbers, self._search())
 
     def _search(self) -> str:
-        return text.line_search() if self._searches else ""
+        return replicas.line_search() if self._searches else ""
 
-    def _described(self, step: int, found: fingerprint.Difference) -> str:
-        cause = self._search() or text.local_steps(self._local.get(step, 0), self._clock.local_place)
+    def _described(self, step: int, found: replicas.Difference) -> str:
+        cause = self._search() or replicas.local_steps(self._local.get(step, 0), self._clock.local_place)
         names = [self._names[number] for number in found.numbers]
-        return text.diverged(self._where(step), found, names, len(self._names), cause)
+        return replicas.describe_divergence(self._where(step), found, names, len(self._names), cause)
 
-    def _where(self, step: int) -> text.Where:
+    def _where(self, step: int) -> replicas.Where:
         before = self.looks[self.looks.index(step) - 1]
-        return text.Where(process_groups.own_rank(), self._ranks[0], self._class, before, step)
+        return replicas.Where(process_groups.own_rank(), self._ranks[0], self._class, before, step)
