@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import _thread
 import threading
-from typing import Any, Callable, List
+from typing import Callable, List, TypeVar
 
 from ddpfix import log
 from ddpfix.system import System
+
+_T = TypeVar("_T")
 
 
 class Background:
@@ -43,8 +45,8 @@ class Background:
             self._ended.set()
 
 
-def answer(ask: Callable[[], Any], seconds: float, otherwise: Any = None) -> Any:
+def answer(ask: Callable[[], _T], seconds: float, otherwise: _T) -> _T:
     """Return ``ask()`` from a thread: a store's client may wait for ever. ``otherwise``: it raised, or takes longer."""
-    found: List[Any] = []
+    found: List[_T] = []
     Background(lambda: found.append(ask())).join(seconds)
     return found[0] if found else otherwise

@@ -65,6 +65,33 @@ def test_it_looks_until_something_is_found_or_given_up() -> None:
     assert ours.look_until(lambda: next(last), lambda waited: True, (0.001, 0.002))
 
 
+@pytest.mark.parametrize(
+    "comes, expected", [((True, True, True), True), ((True, True, None), False), ((True, True, False), False)]
+)
+def test_all_ranks_get_the_same_answer_whether_all_come(
+    comes: Tuple[Any, ...], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank comes (True), refuses (False) or stays away (None); who comes later gets the answer, too."""
+    server = distributed.HashStore()
+    monkeypatch.setattr(roll_call, "default_store", lambda: server)
+    monkeypatch.setattr(roll_call, "keys", lambda whole, name: distributed.PrefixStore(name, whole))
+    found: List[bool] = []
+
+    def rank(comes: bool) -> None:
+        if comes:
+            found.append(roll_call.all_come("place", range(3), 0.3))
+        else:
+            roll_call.refuse("place", range(3))
+
+    threads = [threading.Thread(target=rank, args=(each,)) for each in comes if each is not None]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    late = comes[2] is None and roll_call.all_come("place", range(3), 0.3)
+    assert (found, late) == ([expected] * sum(map(bool, comes)), False)
+
+
 def test_a_wait_of_the_store_itself_keeps_other_threads_from_it() -> None:
     """Why a rank polls: a rank that waits has to read keys of the store, and to write its own, all the time."""
     server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

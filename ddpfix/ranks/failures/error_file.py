@@ -13,22 +13,6 @@ from ddpfix.patching import tracebacks
 from ddpfix.system import System
 
 
-def write(error: BaseException) -> bool:
-    """Write the error that is being handled, unless there is a file already; returns whether it was written."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or os.path.exists(path):
-        return False
-    try:
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-        get_error_handler().record_exception(error)
-    except Exception as problem:
-        log.debug(f"{error!r} could not be reported to torch elastic: {problem!r}")
-        _discard(path)
-        return False
-    return True
-
-
 def _discard(path: str) -> None:
     """Remove what a full disk has left of a file: torchrun ends with a traceback of its own if it cannot read it."""
     with contextlib.suppress(OSError):
@@ -46,8 +30,8 @@ def is_wanted() -> bool:
     return bool(path) and not os.path.exists(str(path))
 
 
-def write_uncaught(error: BaseException) -> bool:
-    """Write an error that has ended the program, as :func:`write` does."""
+def write(error: BaseException) -> bool:
+    """Write an error with its traceback, unless there is a file already; returns whether it was written."""
     return write_text(f"{type(error).__name__}: {error}", tracebacks.text(error))
 
 

@@ -134,7 +134,7 @@ class Sentinel:
         if error is not None:
             is_peers = isinstance(error, first_failure.PeerFailedError) or last_words.follows(error)
             text = last_words.sentence(self._rank, self._step(), error)
-            return Failure(text, is_peers, lambda: error_file.write_uncaught(error))
+            return Failure(text, is_peers, lambda: error_file.write(error))
         if known is None:
             return None
         words = known.handled or f"SystemExit: {known.code}{known.place}"

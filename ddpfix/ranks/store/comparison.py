@@ -60,7 +60,9 @@ def compare(name: str, rank: int, ranks: Sequence[int], text: str, limit: float 
     store = default_store()
     if store is None or len(ranks) == 1:
         return None
-    return answer(lambda: _compare(keys(store, f"comparison/{name}"), rank, ranks, text, limit), limit + _STORE_LIMIT)
+    return answer(
+        lambda: _compare(keys(store, f"comparison/{name}"), rank, ranks, text, limit), limit + _STORE_LIMIT, None
+    )
 
 
 def _compare(own: Any, rank: int, ranks: Sequence[int], text: str, limit: float) -> Found:

@@ -168,6 +168,17 @@ def put(store: Any, key: str, value: str) -> None:
         store.add(key + "/set", 1)
 
 
+def decide(store: Any, key: str, agrees: bool) -> bool:
+    """Decide something for all ranks, unless another one has; return what was decided."""
+    return bytes(store.compare_set(key, "", "yes" if agrees else "no")) == b"yes"
+
+
+def decision(store: Any, key: str) -> Optional[bool]:
+    """Return what a rank has decided; None as long as none has."""
+    found = bytes(store.compare_set(key, "", ""))
+    return found == b"yes" if found else None
+
+
 def be_lowest(store: Any, key: str, rank: int) -> int:
     """Have a key hold the number of this rank, unless it holds a lower one's; return what it holds then."""
     own = str(rank)

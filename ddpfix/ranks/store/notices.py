@@ -11,7 +11,18 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ddpfix.ranks.store.keys import default_store, delete, has, keys, look_until, passing_store, pauses, put
+from ddpfix.ranks.store.keys import (
+    decide,
+    decision,
+    default_store,
+    delete,
+    has,
+    keys,
+    look_until,
+    passing_store,
+    pauses,
+    put,
+)
 from ddpfix.system import System
 
 # Seconds between two looks at the store.
@@ -98,22 +109,16 @@ def ask(topic: str, place: int, ranks: Sequence[int], limit: float) -> bool:
     all_read = look_until(
         lambda: part.add(f"notice/{number}/read", 0) >= size, lambda waited: waited > last, pauses(*_PAUSE, size)
     )
-    return bytes(part.compare_set(_answer(topic, place), "", "yes" if all_read else "no")) == b"yes"
+    return decide(part, _answer(topic, place), all_read)
 
 
 def answer(topic: str, place: int) -> bool:
     """Return what was decided about a notice, after the collective; RuntimeError if nothing was: ranks might differ."""
     store = default_store()
-    found: List[bytes] = []
     with contextlib.suppress(Exception):
         part, key = keys(store, PART), _answer(topic, place)
-
-        def look() -> bool:
-            found[:] = [bytes(part.compare_set(key, "", ""))]
-            return bool(found[0])
-
-        if look_until(look, lambda waited: waited > _SOON, _PAUSE):
-            return found == [b"yes"]
+        if look_until(lambda: decision(part, key) is not None, lambda waited: waited > _SOON, _PAUSE):
+            return bool(decision(part, key))
     raise RuntimeError(
         "ddpfix: the process group's store does not answer, so this rank cannot tell whether the others exchange their"
         " unused parameters. The process that hosts the store has exited or is unreachable."

@@ -15,15 +15,15 @@ from typing import Any, Sequence
 from ddpfix.ranks.groups import timeouts
 from ddpfix.ranks.store.keys import (
     count,
+    decide,
+    decision,
     default_store,
     delete,
     group_store,
-    has,
     keys,
     look_until,
     passing_store,
     pauses,
-    put,
 )
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
@@ -86,39 +86,20 @@ def name_of_next(group: str, kind: str) -> str:
     return f"{group}/{kind}/{count(group_store(), f'{group}/{kind}')}"
 
 
-# More than there are ranks: what a refusal adds to the count of those that have come.
-_REFUSAL = 1 << 32
-# Seconds for which the answer is waited for once it is decided.
-_SOON = 10.0
-
-
 def all_come(name: str, ranks: Sequence[int], limit: float) -> bool:
     """Return whether all ranks come to a place, which each asks once; without a store nobody has come."""
     store = default_store()
     if store is None or len(ranks) == 1:
         return len(ranks) == 1
-    own = keys(store, f"consent/{name}")
-    come = own.add("come", 1)
-    if come == len(ranks):
-        put(own, "answer", "yes")
-    elif not _answered(own, limit, len(ranks)):
-        _refuse(own, len(ranks))
-    # A rank that was to answer may have ended in between.
-    return _answered(own, _SOON, len(ranks)) and bytes(own.get("answer")) == b"yes"
+    own, pause = keys(store, f"consent/{name}"), pauses(*_PAUSE, len(ranks))
+    if own.add("come", 1) == len(ranks):
+        return decide(own, "answer", True)
+    look_until(lambda: decision(own, "answer") is not None, lambda waited: waited > limit, pause)
+    return decide(own, "answer", False)
 
 
 def refuse(name: str, ranks: Sequence[int]) -> None:
     """Answer no for all ranks, in place of :func:`all_come`: this one cannot."""
     store = default_store()
     if store is not None:
-        _refuse(keys(store, f"consent/{name}"), len(ranks))
-
-
-def _answered(own: Any, limit: float, size: int) -> bool:
-    return look_until(lambda: has(own, "answer"), lambda waited: waited > limit, pauses(*_PAUSE, size))
-
-
-def _refuse(own: Any, size: int) -> None:
-    """Answer no, unless the last rank has come in this moment or another one refuses."""
-    if own.add("come", _REFUSAL) - _REFUSAL < size:
-        put(own, "answer", "no")
+        decide(keys(store, f"consent/{name}"), "answer", False)
