@@ -37,24 +37,6 @@ class Left(NamedTuple):
     is_certain: bool
 
 
-class _Missing:
-    """Stands for an entry that is not there, until the program asks whether it is true."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __bool__(self) -> bool:
-        raise self._error
-
-
-def entry(vector: Any, index: Any) -> Any:
-    """Return an entry of a vector of truths; what raises the vector's own error where it has none of this index."""
-    try:
-        return vector[index]
-    except (IndexError, TypeError) as error:
-        return _Missing(error)
-
-
 class Comparison:
     """Takes the place of one comparison in the copy of a function.
 
@@ -64,28 +46,25 @@ class Comparison:
     """
 
     def __init__(self, decision: Decision, site: int, rate: str, examined: bool) -> None:
-        compare: Any = decision.compare
+        compare: Any = decision.node
         self.is_only_run = decision.is_only_run
         assert decision.number is not None
         self._compare = _OPERATORS[type(compare.ops[0])]
-        # The truth is there already, as an entry of a vector.
-        self._is_entry = decision.node is not compare
         self._number, self._is_left, self.skip = decision.number, decision.is_left, decision.skip
         self.site, self.rate, self.draws_itself, self.examined = site, rate, not decision.layers, examined
 
     def __call__(self, left: Any, right: Any, generator: Any = None, *layers: Any) -> Any:
-        truth = left if self._is_entry else self._compare(left, right)
+        truth = self._compare(left, right)
         call = CURRENT.get()
-        if call is None or isinstance(truth, _Missing):
+        if call is None:
             return truth
         if self._number.generator and not is_numpy_generator(generator):
             return truth
-        return call.decide(self, truth, right if self._is_left or self._is_entry else left, layers)
+        return call.decide(self, truth, right if self._is_left else left, layers)
 
     def with_number(self, unit: float, rate: Any) -> bool:
         """Return the truth for a number of the unit interval."""
-        number = self._number.low + unit * (self._number.high - self._number.low)
-        return bool(self._compare(number, float(rate)) if self._is_left else self._compare(float(rate), number))
+        return bool(self._compare(unit, float(rate)) if self._is_left else self._compare(float(rate), unit))
 
 
 class Call:

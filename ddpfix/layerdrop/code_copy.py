@@ -16,7 +16,6 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, Mapping, NamedTuple
 from ddpfix.layerdrop import call, decisions, rates, source
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Scope
-from ddpfix.layerdrop.syntax import index_of
 from ddpfix.patching.site import PatchError, Registry
 
 
@@ -67,15 +66,13 @@ def without_skips(function: FunctionType, zero: Tuple[str, ...] = (), owner: Opt
     Raises:
         PatchError: its source is not what runs.
     """
-    found = decisions.of(function, owner)
-    if not found.decisions:
-        found = decisions.written_out(function, owner)
+    found = decisions.read(function, owner)
     named = {f"_comparison_{site}": each for site, each in enumerate(chosen(found, True))}
     rated = frozenset((*zero, *(path[0] for path in rates.paths(found) if len(path) == 1)))
     return _changed(function, found, named, {}, Traits(), rated)
 
 
-_CHECK, _ENTRY = "_check_", "_entry"
+_CHECK = "_check_"
 
 
 def _changed(
@@ -91,11 +88,9 @@ def _changed(
     comparisons = {memo[id(each.node)]: (name, each) for name, each in named.items()}
     shares = bool(values)
     checks = [name[len(_CHECK) :] for name in values if name.startswith(_CHECK)]
-    late = {memo[id(node)] for node in found.scope.entries if isinstance(node, ast.Subscript)}
-    values = {**values, **({_ENTRY: call.entry} if late else {})}
     zeros = {memo[id(node)] for node in _rates(found.scope, zero)}
-    change = _Change(found.scope, comparisons, shares, checks, traits.skipped_output, zeros, late)
-    return source.changed(function, ast.fix_missing_locations(change.visit(tree)), {**found.values, **values})
+    change = _Change(found.scope, comparisons, shares, checks, traits.skipped_output, zeros)
+    return source.changed(function, ast.fix_missing_locations(change.visit(tree)), values)
 
 
 def _rates(scope: Scope, names: FrozenSet[str]) -> Iterator[ast.AST]:
@@ -127,28 +122,19 @@ class _Change(ast.NodeTransformer):
         checks: Sequence[str],
         skipped_output: Tuple[None, ...],
         zero: Set[ast.AST],
-        late: Set[ast.AST],
     ) -> None:
         self._scope, self._comparisons, self._shares, self._checks = scope, comparisons, shares, checks
-        self._short, self._zero, self._late = skipped_output, zero, late
+        self._short, self._zero = skipped_output, zero
 
     def visit(self, node: ast.AST) -> Any:
         if node in self._zero:
             return _placed(ast.Constant(value=0.0), node)
         if node in self._comparisons:
             return self._decided(node)
-        return self._entry(node) if node in self._late else super().visit(node)
-
-    def _entry(self, node: Any) -> ast.AST:
-        """Return an entry that is read before the program does, which may not ask for one that is not there."""
-        given = [node.value, index_of(node)]
-        return _placed(ast.Call(func=ast.Name(id=_ENTRY, ctx=ast.Load()), args=given, keywords=[]), node)
+        return super().visit(node)
 
     def _decided(self, node: Any) -> ast.AST:
         name, decision = self._comparisons[node]
-        is_compare = decision.node is decision.compare
-        if node in self._late:
-            node = self._entry(node)
         if not self._shares:
             # The draw is made, and its layer kept.
             pair = ast.Tuple(elts=[node, ast.Constant(value=not decision.skip)], ctx=ast.Load())
@@ -156,8 +142,7 @@ class _Change(ast.NodeTransformer):
         generator = decision.number.generator if decision.number is not None else ""
         # Evaluated in the order of the comparison, and only what has no effect is read once more.
         drawn = _read(f"{self._scope.module}.{generator}" if generator else "None")
-        sides = [node.left, node.comparators[0]] if is_compare else [node, decision.rate]
-        given = copy.deepcopy([*sides, drawn, *decision.layers])
+        given = copy.deepcopy([node.left, node.comparators[0], drawn, *decision.layers])
         return _placed(ast.Call(func=ast.Name(id=name, ctx=ast.Load()), args=given, keywords=[]), node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:

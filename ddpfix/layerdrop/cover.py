@@ -119,8 +119,7 @@ def never_skip(site: Site, owner: type, method: Optional[str] = None, zero: Tupl
         raise refused[0]
     names = [each.method for each in made] or drawing
     for name, copied in [(name, _without_skips(owner, name, zero)) for name in names]:
-        covered = next((each for each in made if each.method == name), None)
-        site.wrap_hot(owner, name, functools.partial(_never, copied, covered))
+        site.wrap_hot(owner, name, functools.partial(_never, copied))
     for covered in made:
         covered.never = True
     if made:
@@ -132,17 +131,8 @@ def _without_skips(owner: type, name: str, zero: Tuple[str, ...]) -> Any:
     return code_copy.rebuild(vars(owner)[name], inner, code_copy.without_skips(inner, zero, owner))
 
 
-def _never(copied: Any, covered: Optional[Covered], original: Any) -> Any:
-    """Return the copy that never skips; where a subclass has other helpers, the original runs."""
-    if covered is None or not covered.helpers:
-        return copied
-    known = covered
-
-    @functools.wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return (copied if known.is_still(self) else original)(self, *args, **kwargs)
-
-    return forward
+def _never(copied: Any, original: Any) -> Any:
+    return copied
 
 
 class _Run:
@@ -160,8 +150,6 @@ class _Run:
     def trains(self, module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Run the copy where there is somebody to agree with."""
         covered = self._covered
-        if covered.helpers and not covered.is_still(module):
-            return self._original(module, *args, **kwargs)
         call = covered.choose(module, args, kwargs, covered.method)
         return covered.answered(self._original if call is None else covered.scheduled, call, module, args, kwargs)
 
@@ -229,7 +217,7 @@ class ByPatch(Covered):
 
     def __init__(self, method: str, rate: Callable[[Any], float]) -> None:
         self.method, self.rate = method, rate
-        self.helpers, self.path, self.never, self.examined = (), (), False, True
+        self.path, self.never, self.examined = (), False, True
         self.others, self.refused = [], []
 
     def applies(self, module: Any, has_peers: bool) -> bool:

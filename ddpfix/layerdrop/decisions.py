@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 from types import FunctionType
-from typing import Any, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, FrozenSet, Iterator, NamedTuple, Optional, Tuple
 
-from ddpfix.layerdrop import branches, helpers, loops, masks, source, unshared
+from ddpfix.layerdrop import branches, loops, source, unshared
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Number, Scope, may_draw, outer_of
 from ddpfix.layerdrop.syntax import names_in, names_of
@@ -23,6 +24,8 @@ from ddpfix.patching.site import PatchError
 METHODS = ("forward", "extract_features", "_forward", "__iter__")
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _ARITHMETIC = frozenset((len, min, max, float, int, abs, getattr))
+_NOT_UNIFORM = "ddpfix cannot prove that it draws one uniform number for each layer"
+_ELSEWHERE = "it draws in another function"
 _OTHER = (ast.operator, ast.unaryop, ast.expr_context)
 
 
@@ -30,14 +33,11 @@ class Found(NamedTuple):
     """A function that draws for layers.
 
     Attributes:
-        scope: of its definition, in which helpers and vectors of truths are written out.
-        values: what names stand for that came with a helper.
+        scope: of its definition.
     """
 
     scope: Scope
     decisions: Tuple[Decision, ...]
-    values: Mapping[str, Any] = {}
-    helpers: Tuple[helpers.Helper, ...] = ()
 
     def shared(self) -> Tuple[Decision, ...]:
         """Return the decisions that are proved."""
@@ -56,55 +56,73 @@ def of(function: FunctionType, owner: Optional[type] = None) -> Found:
     Raises:
         PatchError: its source is unavailable, or is not what runs.
     """
-    return _in(function, owner) if draws(function, owner) else _NOTHING
-
-
-def written_out(function: FunctionType, owner: Optional[type]) -> Found:
-    """Return a function's definition as it is analyzed, without its decisions; PatchError as :func:`of`."""
-    inlined = helpers.inlined(function, source.tree_of(function), owner)
-    scope = masks.with_entries(inlined.tree, {**outer_of(function), **inlined.values})
-    return Found(scope, (), inlined.values, inlined.helpers)
+    return read(function, owner) if draws(function, owner) else _NOTHING
 
 
 # By the function itself: each class is asked several times, and reading a source takes milliseconds. Only functions
 # that draw come here, among the thousands of a process that has imported many models.
 @functools.lru_cache(maxsize=512)
-def _in(function: FunctionType, owner: Optional[type]) -> Found:
-    found = written_out(function, owner)
-    given = layers(function, owner) if owner is not None and loops.for_loops(found.scope) == [] else None
-    drawing = helpers.drawing(found.scope, function, owner)
-    return found._replace(decisions=in_scope(found.scope, given, function.__name__ in METHODS, drawing).decisions)
+def read(function: FunctionType, owner: Optional[type]) -> Found:
+    """Return the decisions of a function, read whether it draws or not; PatchError as :func:`of`."""
+    scope = Scope(source.tree_of(function), outer_of(function))
+    scope.drawing = frozenset(_drawing(scope, function, owner))
+    given = layers(function, owner) if owner is not None and loops.for_loops(scope) == [] else None
+    return in_scope(scope, given, function.__name__ in METHODS)
 
 
 def draws(function: FunctionType, owner: Optional[type]) -> bool:
     """Return whether a function names a draw, or another function that does, from its code alone."""
-    return may_draw(function) or any(may_draw(each) for each in helpers.named(function, owner))
+    return may_draw(function) or any(may_draw(each) for each in _named(function, owner))
 
 
-def in_scope(
-    scope: Scope, given: Optional[Given] = None, is_whole: bool = True, drawing: Sequence[ast.Call] = ()
-) -> Found:
+def _named(function: FunctionType, owner: Optional[type]) -> Iterator[FunctionType]:
+    """Yield the functions that a function may call by their names: of its module, and methods of its class."""
+    for name in names_of(function.__code__):
+        method = getattr(_method(owner, name), "__func__", _method(owner, name))
+        for each in (function.__globals__.get(name), method):
+            if type(each) is FunctionType:
+                yield each
+
+
+def _method(owner: Optional[type], name: str) -> Any:
+    levels = () if owner is None else owner.__mro__
+    return next((vars(level)[name] for level in levels if name in vars(level)), None)
+
+
+def _drawing(scope: Scope, function: FunctionType, owner: Optional[type]) -> Iterator[ast.Call]:
+    """Yield the calls of functions of its module, and of methods of its class, that draw."""
+    kind = function.__qualname__.rpartition(".")[0].rpartition(".")[2].lstrip("_")
+    for node in ast.walk(scope.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        path = scope.path(node.func)
+        called = scope.object(node.func) if isinstance(node.func, ast.Name) else None
+        if len(path) == 1:
+            is_private = path[0].startswith("__") and not path[0].endswith("__")
+            called = _method(owner, f"_{kind}{path[0]}" if is_private else path[0])
+        called = inspect.unwrap(getattr(called, "__func__", called)) if called is not None else None
+        if type(called) is FunctionType and may_draw(called):
+            yield node
+
+
+def in_scope(scope: Scope, given: Optional[Given] = None, is_whole: bool = True) -> Found:
     """Return the decisions of a function whose scope is known.
 
     Args:
         given: the layers that a loop of another method hands to it, if one does.
         is_whole: whether it is all that its module does, and not a part of that.
-        drawing: calls of other functions that draw.
     """
-    kinds = (ast.Compare, ast.Call)
-    nodes = [node for node in ast.walk(scope.tree) if isinstance(node, kinds) or node in scope.entries]
+    nodes = [node for node in ast.walk(scope.tree) if isinstance(node, (ast.Compare, ast.Call))]
     found = [each for each in (_decision(scope, node, given, is_whole) for node in nodes) if each is not None]
-    return Found(scope, tuple(found or unshared.in_scope(scope, drawing)))
+    return Found(scope, tuple(found or unshared.in_scope(scope)))
 
 
 def _decision(scope: Scope, node: Any, given: Optional[Given], is_whole: bool) -> Optional[Decision]:
     """Return the decision that a comparison with something drawn takes; None if it decides about no layer."""
     kinds = (ast.FunctionDef, ast.Lambda, ast.comprehension)
-    around = [each for each in scope.above(node) if isinstance(each, kinds)]
-    if len(around) > 1 or scope.draw_in(node) is None or _is_inner(scope, node):
+    is_nested = any(isinstance(each, kinds) for each in scope.above(node))
+    if is_nested or scope.draw_in(node) is None or _is_inner(scope, node):
         return None
-    if around:
-        return _chosen(scope, node, around[0])
     loop = scope.loop(node)
     if isinstance(loop, ast.For):
         uses = loops.uses(scope, loop)
@@ -113,14 +131,15 @@ def _decision(scope: Scope, node: Any, given: Optional[Given], is_whole: bool) -
         if skip is not None:
             layers = loops.layers_of_turn(scope, loop, uses)
             return _checked(scope, node, skip, layers, loops.attributes(scope, [loop.iter, *layers]), False)
-    if loop is not None or not isinstance(node, ast.Compare) or not isinstance(node.ops[0], _ORDERS):
+    is_order = isinstance(node, ast.Compare) and isinstance(node.ops[0], _ORDERS)
+    if loop is not None or not (is_order or node in scope.drawing):
         return None
     if given is not None:
         return _of_given(scope, node, given)
     return _by_itself(scope, node) if is_whole else None
 
 
-def _by_itself(scope: Scope, node: ast.Compare) -> Optional[Decision]:
+def _by_itself(scope: Scope, node: ast.expr) -> Optional[Decision]:
     """Return the decision of a module about itself."""
     calls = {each for each in ast.walk(scope.tree) if isinstance(each, ast.Call) and loops.calls_part(scope, each)}
     outcomes = loops.outcomes_of(scope, scope.tree.body, node, calls.__contains__)
@@ -128,7 +147,7 @@ def _by_itself(scope: Scope, node: ast.Compare) -> Optional[Decision]:
     return None if skip is None else _checked(scope, node, skip, (), frozenset(), bool(outcomes(skip).reached))
 
 
-def _of_given(scope: Scope, node: ast.Compare, given: Given) -> Optional[Decision]:
+def _of_given(scope: Scope, node: ast.expr, given: Given) -> Optional[Decision]:
     """Return the decision about a layer that the function was handed."""
     calls = {each for each in ast.walk(scope.tree) if isinstance(each, ast.Call) and given.name in names_in(each)}
     outcomes = loops.outcomes_of(scope, scope.tree.body, node, calls.__contains__)
@@ -139,41 +158,6 @@ def _of_given(scope: Scope, node: ast.Compare, given: Given) -> Optional[Decisio
     # What else its class does with the layer is not known.
     found = _checked(scope, node, skip, layers, given.holders, False)._replace(is_only_run=False)
     return found if given.is_always else found._replace(refusal="another call hands it something else")
-
-
-def _chosen(scope: Scope, node: ast.AST, around: ast.AST) -> Optional[Decision]:
-    """Return the decision of a list of the layers that are to run: ``[layer for layer in self.layers if ...]``."""
-    made = scope.parents[around]
-    if not isinstance(around, ast.comprehension) or not isinstance(made, (ast.ListComp, ast.GeneratorExp)):
-        return None
-    is_list_of_layers = isinstance(around.target, ast.Name) and loops.of_module(scope, around.iter)
-    is_whole = len(made.generators) == 1 and len(around.ifs) == 1 and not around.is_async
-    if not (is_list_of_layers and is_whole and ast.dump(made.elt) == ast.dump(_loaded(around.target))):
-        return None
-    truths = [branches.Walk(node, truth, scope.holds, lambda _: False).truth(around.ifs[0]) for truth in (True, False)]
-    if truths.count(False) != 1 or not _is_run(scope, made):
-        return None
-    layer = _loaded(around.target)
-    found = _checked(scope, node, truths[0] is False, (layer,), loops.attributes(scope, [around.iter]), False)
-    # A layer that is not in the list may run elsewhere.
-    return found._replace(is_only_run=False)
-
-
-def _is_run(scope: Scope, made: ast.expr) -> bool:
-    """Return whether all that is done with a list of layers is that a loop runs them."""
-    assigned = scope.parents[made]
-    target = assigned.targets[0] if isinstance(assigned, ast.Assign) and len(assigned.targets) == 1 else None
-    running = [loop for loop in loops.for_loops(scope) if loops.uses(scope, loop)]
-    if not isinstance(target, ast.Name):
-        return any(loop.iter is made for loop in running)
-    reads = [each for each in ast.walk(scope.tree) if isinstance(each, ast.Name) and each.id == target.id]
-    reads = [each for each in reads if isinstance(each.ctx, ast.Load)]
-    iterated = {id(each) for loop in running for each in (loop.iter, *getattr(loop.iter, "args", ()))}
-    return len(scope.values[target.id]) == 1 and bool(reads) and all(id(each) in iterated for each in reads)
-
-
-def _loaded(target: Any) -> ast.Name:
-    return ast.Name(id=getattr(target, "id", ""), ctx=ast.Load())
 
 
 def _is_inner(scope: Scope, node: ast.AST) -> bool:
@@ -204,35 +188,28 @@ def _checked(
 ) -> Decision:
     """Return a decision, with the reason why it cannot be shared if there is one."""
     number, rate, is_left = None, None, True
-    compare = scope.entries.get(node, node)
-    if isinstance(compare, ast.Compare) and len(compare.ops) == 1 and isinstance(compare.ops[0], _ORDERS):
-        sides = (compare.left, compare.comparators[0])
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], _ORDERS):
+        sides = (node.left, node.comparators[0])
         is_left = scope.draw_in(sides[0]) is not None
         drawn, other = sides if is_left else sides[::-1]
         number = scope.number(drawn)
         rate = other if is_rate(scope, other) else None
-    if number is not None and node in scope.entries:
-        number = number.entry()
     if number is not None and (number.is_vector or not _one_a_turn(scope, node, number)):
         number = None
     refusal = ""
     if number is None:
-        refusal = "ddpfix cannot prove that it draws one uniform number for each layer"
+        refusal = _ELSEWHERE if scope.draw_in(node) in scope.drawing else _NOT_UNIFORM
     elif _is_compared_again(scope, node, number):
         refusal = "it compares the number that it draws a second time"
     elif rate is None:
         refusal = "it compares the number that it draws with something other than a rate of the module"
     running = [loop for loop in loops.for_loops(scope) if loops.uses(scope, loop)]
-    compared = compare if isinstance(compare, ast.Compare) else None
-    return Decision(node, compared, skip, number, is_left, rate, layers, holders, is_part, len(running) < 2, refusal)
+    return Decision(node, skip, number, is_left, rate, layers, holders, is_part, len(running) < 2, refusal)
 
 
 def _is_compared_again(scope: Scope, node: ast.AST, number: Number) -> bool:
     """Return whether another condition asks for the same number: it would have an answer of its own."""
-    whole = scope.entries.get(node, node)
-    if any(compare is whole and each is not node for each, compare in scope.entries.items()):
-        return True
-    others = (each for each in ast.walk(scope.tree) if isinstance(each, ast.Compare) and each is not whole)
+    others = (each for each in ast.walk(scope.tree) if isinstance(each, ast.Compare) and each is not node)
     return any(not _is_inner(scope, each) and scope.has_one_of(each, number.draws) for each in others)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import FunctionType
-from typing import Any, Dict, List, Optional, Tuple
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from ddpfix.layerdrop import decisions, numbers, rates, syntax, training
-from ddpfix.layerdrop.attributes import UNREADABLE, held
 from ddpfix.layerdrop.call import is_numpy_generator
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.loops import Decision
@@ -17,6 +16,32 @@ from ddpfix.patching.site import PatchError
 from ddpfix.user_code import module_of
 
 _PROPERTY = "a property that is computed"
+# Stands for what only a forward can read: a property is the program's own code.
+UNREADABLE = object()
+# What a class has that gives an attribute, and runs none of the program's code.
+_PLAIN = (FunctionType, MethodType, staticmethod, classmethod, type, MemberDescriptorType, GetSetDescriptorType)
+
+
+def held(module: Any, path: Sequence[str]) -> Any:
+    """Return what a module holds by a path of names; None where it lacks it, UNREADABLE where to read it runs code."""
+    value = module
+    for name in path:
+        if not _is_plain(value, name):
+            return UNREADABLE
+        try:
+            value = getattr(value, name, None)
+        except Exception:
+            return UNREADABLE
+    return value
+
+
+def _is_plain(owner: Any, name: str) -> bool:
+    """Return whether to read an attribute runs none of the program's code."""
+    found = next((vars(level)[name] for level in type(owner).__mro__ if name in vars(level)), None)
+    if not hasattr(type(found), "__get__") or isinstance(found, _PLAIN):
+        return True
+    # What keeps its value (functools.cached_property) has left it in the object.
+    return name in getattr(owner, "__dict__", ()) and not hasattr(type(found), "__set__")
 
 
 def drawing_methods(owner: type) -> Tuple[str, ...]:
@@ -97,19 +122,13 @@ def check(owner: type, module: Any) -> None:
                 if held(module, (name,)) is UNREADABLE:
                     raise PatchError(f"its layers, self.{name}, are {_PROPERTY} ({place})")
             for path in rates.paths_of(read.scope, each):
-                _check_rate(each, path, module, place)
+                _check_rate(path, module, place)
 
 
-def _check_rate(decision: Decision, path: Tuple[str, ...], module: Any, place: str) -> None:
+def _check_rate(path: Tuple[str, ...], module: Any, place: str) -> None:
     value = held(module, path)
-    # An entry of a vector that was compared as a whole has an entry of the rates, of which only one may be known.
-    is_one = not (decision.node is not decision.compare and hasattr(value, "__len__"))
-    kind = "" if is_one else "a list that is compared as a whole"
-    if value is UNREADABLE:
-        kind = _PROPERTY
-    elif isinstance(value, torch.Tensor):
-        kind = "a tensor"
-    if kind:
+    if value is UNREADABLE or isinstance(value, torch.Tensor):
+        kind = _PROPERTY if value is UNREADABLE else "a tensor"
         raise PatchError(f"its rate, self.{'.'.join(path)}, is {kind} ({place})")
 
 

@@ -107,9 +107,6 @@ def _put(site: Site, owner: type, change: Change, module: Any) -> None:
         return
     for why in covered.refused:
         _say(owner, why)
-    for helper in covered.replaced(module):
-        place = f"{helper.function.__code__.co_filename}:{helper.function.__code__.co_firstlineno}"
-        _say(type(module), f"it replaces {helper.name} of {owner.__qualname__} ({place})")
 
 
 def _say(owner: type, why: str) -> None:

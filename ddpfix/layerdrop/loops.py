@@ -19,8 +19,7 @@ class Decision(NamedTuple):
     """A comparison, or another condition, that decides whether a layer runs.
 
     Attributes:
-        node: the comparison, or an entry of a vector of truths.
-        compare: the comparison, whose result the entry is in the second case; None for any other condition.
+        node: the comparison, or another condition that cannot be shared.
         skip: its truth with which the layer does not run.
         number: what was drawn; None where that is not certain.
         is_left: whether the number is on the left side.
@@ -33,7 +32,6 @@ class Decision(NamedTuple):
     """
 
     node: ast.AST
-    compare: Optional[ast.Compare]
     skip: bool
     number: Optional[Number]
     is_left: bool

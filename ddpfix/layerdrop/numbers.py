@@ -1,7 +1,7 @@
 """Follows the uniform numbers that a function draws through its local names, on its syntax tree.
 
 A draw is known by the object that its name stands for (``torch.rand``, also as ``from torch import rand as draw``), not
-by the name. A number keeps its bounds through ``.item()``, ``float()`` and arithmetic with constants.
+by the name. It is still known after ``.item()``, ``float()`` and other conversions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Nam
 
 import torch
 
-from ddpfix.layerdrop.syntax import bounds_of, constant, index_of, is_none, names_in, names_of, shape_of, stored
+from ddpfix.layerdrop.syntax import constant, index_of, is_none, is_unit_interval, names_in, names_of, shape_of, stored
 
 _MISSING = object()
 # What is known of a tensor whatever is in it.
@@ -34,19 +34,15 @@ _ARRAYS = (torch.empty, torch.zeros, torch.ones, torch.Tensor, torch.FloatTensor
 
 
 class Number(NamedTuple):
-    """A number drawn uniformly between two bounds.
+    """A number drawn uniformly from the unit interval.
 
     Attributes:
-        low: the value for 0 of the unit interval.
-        high: the value for 1; it may be the smaller one (``1 - draw``).
         is_vector: whether it is a vector with a number for each layer.
         is_entry: whether it is an entry of such a vector, drawn before the loop.
         generator: the expression of a generator that the module holds; empty for the global generators.
-        draws: the calls that may have drawn it, or the list that is made of them.
+        draws: the calls that may have drawn it.
     """
 
-    low: float
-    high: float
     is_vector: bool
     generator: str
     draws: Tuple[ast.expr, ...]
@@ -56,23 +52,18 @@ class Number(NamedTuple):
         """Return the number that one entry of a vector is."""
         return self._replace(is_vector=False, is_entry=True)
 
-    def moved(self, change: Callable[[float], float]) -> Number:
-        """Return the number after arithmetic with a constant."""
-        return self._replace(low=change(self.low), high=change(self.high))
-
 
 class Scope:
     """The names of one function: what is assigned to them, what the global ones stand for, which loop they are in.
 
     Args:
         outer: the names of its module, and what it has from functions around it.
-        entries: expressions that are an entry of a vector of truths, with the comparison that the vector is.
     """
 
-    def __init__(
-        self, tree: ast.FunctionDef, outer: Dict[str, Any], entries: Optional[Dict[ast.AST, ast.Compare]] = None
-    ) -> None:
-        self.tree, self._outer, self.entries = tree, outer, entries or {}
+    def __init__(self, tree: ast.FunctionDef, outer: Dict[str, Any]) -> None:
+        self.tree, self._outer = tree, outer
+        # Calls of the program's own functions that draw: what they give is random, and nothing else is known of it.
+        self.drawing: FrozenSet[ast.Call] = frozenset()
         arguments = tree.args
         first = [*getattr(arguments, "posonlyargs", ()), *arguments.args]
         self.module = first[0].arg if first else ""
@@ -140,18 +131,10 @@ class Scope:
         """Return the uniform number that an expression gives; None where that is not certain."""
         if isinstance(node, ast.Call):
             return self._drawn(node) or self._converted(node, seen)
-        if isinstance(node, ast.NamedExpr):
-            return self.number(node.value, seen)
         if isinstance(node, ast.Name) and node.id not in seen:
-            return self._assigned(node.id, seen | {node.id}) or self._element(node, seen | {node.id})
-        if isinstance(node, ast.BinOp):
-            return self._computed(node, seen)
+            return self._assigned(node.id, seen | {node.id})
         if isinstance(node, ast.Subscript):
             return self._entry(node, seen)
-        if isinstance(node, ast.ListComp) and not (len(node.generators) > 1 or node.generators[0].ifs):
-            number = self.number(node.elt, seen)
-            is_one = number is not None and not (number.is_vector or number.is_entry)
-            return number._replace(is_vector=True, draws=(node,)) if number is not None and is_one else None
         if isinstance(node, ast.IfExp) and self.holds(node.test):
             return self.number(node.body, seen)
         return None
@@ -200,15 +183,6 @@ class Scope:
         pairs = zip(target.elts, sources) if len(sources) == len(target.elts) else ()
         return next((found for found in (self._paired(*pair, name) for pair in pairs) if found is not None), None)
 
-    def _element(self, node: ast.Name, seen: FrozenSet[str]) -> Optional[Number]:
-        """Return the number that a loop takes from a vector, which was drawn before it."""
-        source = self.iterated(node.id)
-        number = None if source is None else self.number(source, seen)
-        if source is None or number is None or not number.is_vector:
-            return None
-        loop = next(each for each in self.above(source) if isinstance(each, ast.For))
-        return number.entry() if self.is_fresh(number, loop) else None
-
     def is_fresh(self, number: Number, loop: ast.AST) -> bool:
         """Return whether a vector is drawn anew each time that a loop begins."""
         return all(self.loop(draw) is self.loop(loop) for draw in number.draws)
@@ -218,22 +192,6 @@ class Scope:
             return self.number(node.func.value, seen)
         if self.object(node.func) is float and len(node.args) == 1:
             return self.number(node.args[0], seen)
-        return None
-
-    def _computed(self, node: ast.BinOp, seen: FrozenSet[str]) -> Optional[Number]:
-        left, right = constant(node.left), constant(node.right)
-        known = right if left is None else left
-        number = self.number(node.right if right is None else node.left, seen)
-        if known is None or number is None or (left is not None) == (right is not None):
-            return None
-        if isinstance(node.op, ast.Mult):
-            return number.moved(lambda value: value * known)
-        if isinstance(node.op, ast.Add):
-            return number.moved(lambda value: value + known)
-        if isinstance(node.op, ast.Sub):
-            return number.moved((lambda value: value - known) if left is None else (lambda value: known - value))
-        if isinstance(node.op, ast.Div) and left is None and known:
-            return number.moved(lambda value: value / known)
         return None
 
     def _entry(self, node: ast.Subscript, seen: FrozenSet[str]) -> Optional[Number]:
@@ -253,30 +211,30 @@ class Scope:
     def _drawn(self, node: ast.Call) -> Optional[Number]:
         """Return the number that a call draws itself."""
         function, words = node.func, {word.arg: word.value for word in node.keywords}
-        sizes, bounds, generator = list(node.args), (0.0, 1.0), ""
+        sizes, is_unit, generator = list(node.args), True, ""
         known = self.object(function)
         if isinstance(function, ast.Attribute) and function.attr == "uniform_" and isinstance(function.value, ast.Call):
             if not any(self.object(function.value.func) is each for each in _ARRAYS):
                 return None
-            limits, sizes = bounds_of(node.args, words, "from", "to"), list(function.value.args)
+            is_unit, sizes = is_unit_interval(node.args, words, "from", "to"), list(function.value.args)
             words = {word.arg: word.value for word in function.value.keywords}
         elif known is torch.rand or any(known is each for each in _numpy("rand", "random", "random_sample")):
-            limits = bounds
+            pass
         elif known is random.random:
-            limits = bounds if not sizes else None
+            is_unit = not sizes
         elif known is random.uniform or any(known is each for each in _numpy("uniform")):
             both = ("a", "b") if known is random.uniform else ("low", "high")
-            limits, sizes = bounds_of(sizes[:2], words, *both), sizes[2:]
+            is_unit, sizes = is_unit_interval(sizes[:2], words, *both), sizes[2:]
             words = {name: value for name, value in words.items() if name not in both}
         elif isinstance(function, ast.Attribute) and function.attr == "random" and self.path(function)[:-1]:
-            limits, generator = bounds, ".".join(self.path(function)[:-1])
+            generator = ".".join(self.path(function)[:-1])
         else:
             return None
         sizes += [words.pop(name) for name in ("size",) if name in words]
         shape = shape_of(sizes)
-        if limits is None or shape is None or not {*words} <= {"device", "dtype", "requires_grad"}:
+        if not is_unit or shape is None or not {*words} <= {"device", "dtype", "requires_grad"}:
             return None
-        return Number(*limits, shape == "vector", generator, (node,))
+        return Number(shape == "vector", generator, (node,))
 
     def draw_in(self, node: ast.AST) -> Optional[ast.Call]:
         """Return a call from which an expression has a random number, certain or only by its name."""
@@ -302,7 +260,8 @@ class Scope:
 
     def _is_random(self, call: ast.Call) -> bool:
         if call not in self._random:
-            self._random[call] = self.number(call) is not None or self._looks_random(call.func)
+            is_drawn = call in self.drawing or self.number(call) is not None
+            self._random[call] = is_drawn or self._looks_random(call.func)
         return self._random[call]
 
     def _looks_random(self, function: ast.AST) -> bool:

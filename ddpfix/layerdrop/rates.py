@@ -35,20 +35,18 @@ def reader(found: Found, decisions: Sequence[Decision], function: FunctionType) 
 
 def _reader(scope: Scope, decision: Decision, function: FunctionType) -> Reader:
     assert decision.rate is not None
-    path, number = scope.path(decision.rate), decision.number
-    low, high = (0.0, 1.0) if number is None else (number.low, number.high)
-    compare: Any = decision.compare
+    path = scope.path(decision.rate)
+    compare: Any = decision.node
     is_below = isinstance(compare.ops[0], (ast.Lt, ast.LtE)) == decision.is_left
     skips_below = is_below == decision.skip
-    if path and (low, high) == (0.0, 1.0) and skips_below:
+    if path and skips_below:
         # This runs in every forward.
         return _plain(path)
     compared = _compiled(scope, decision.rate, function)
-    least, width = min(low, high), abs(high - low)
 
     def rate(module: Any) -> float:
-        shares = [(value - least) / width for value in compared(module)]
-        return max((min(max(share if skips_below else 1 - share, 0.0), 1.0) for share in shares), default=0.0)
+        shares = (value if skips_below else 1 - value for value in compared(module))
+        return max((min(max(share, 0.0), 1.0) for share in shares), default=0.0)
 
     return rate
 

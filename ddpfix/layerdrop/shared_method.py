@@ -12,7 +12,6 @@ from ddpfix.layerdrop import code_copy, decisions, rates
 from ddpfix.layerdrop.call import Call
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.drawing import applies, found
-from ddpfix.layerdrop.helpers import Helper
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import PatchError, Registry
 
@@ -41,7 +40,7 @@ class Covered:
         function = vars(owner)[method]
         inner = innermost(function)
         read = found(inner, owner)
-        self.method, self.helpers, self._home = method, read.helpers, inner.__globals__
+        self.method = method
         # Other methods of the class that draw, and what ranks cannot share of all of them.
         self.others: List[Covered] = []
         self.refused = self.refusals(owner, method, read) if any(each.refusal for each in read.decisions) else []
@@ -83,19 +82,6 @@ class Covered:
     def applies(self, module: Any, has_peers: bool) -> bool:
         """Return whether its decisions are about layers in this module."""
         return any(applies(each, module, has_peers or self.examined) for each in self.decisions)
-
-    def is_still(self, module: Any) -> bool:
-        """Return whether a module would call the functions that its copy has written out."""
-        return all(each.is_still(module, self._home) for each in self.helpers)
-
-    def replaced(self, module: Any) -> List[Helper]:
-        """Return such functions, of all methods of the class, for which a module has others."""
-        return [
-            helper
-            for each in (self, *self.others)
-            for helper in each.helpers
-            if not helper.is_still(module, each._home)
-        ]
 
     def answered(self, function: Any, call: Optional[Call], module: Any, args: Any, kwargs: Any) -> Any:
         """Run the function with the decisions of this call; with its own if there is none."""

@@ -6,9 +6,8 @@ import weakref
 from typing import Any, Dict, List, Sequence, Tuple, Union
 
 from ddpfix.layerdrop import decisions, rates, training
-from ddpfix.layerdrop.attributes import UNREADABLE, held
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.drawing import applies, drawing_methods
+from ddpfix.layerdrop.drawing import UNREADABLE, applies, drawing_methods, held
 from ddpfix.layerdrop.shared_method import Covered
 from ddpfix.models import internals
 
@@ -78,7 +77,7 @@ def active(model: Any) -> List[Tuple[str, Any, float]]:
 def is_shared(module: Any) -> bool:
     """Return whether all ranks take the same decisions for a module that skips layers."""
     covered = [COVERED[level] for level in type(module).__mro__ if level in COVERED]
-    return any(not (each.never or each.replaced(module)) for each in covered)
+    return any(not each.never for each in covered)
 
 
 def may_skip(model: Any) -> bool:

@@ -55,11 +55,11 @@ def assigned(parents: Dict[ast.AST, ast.AST], name: ast.Name) -> Optional[ast.ex
     return None
 
 
-def bounds_of(given: List[ast.expr], words: Any, low: str, high: str) -> Optional[Tuple[float, float]]:
+def is_unit_interval(given: List[ast.expr], words: Any, low: str, high: str) -> bool:
+    """Return whether the bounds of a draw are 0 and 1, given or by default."""
     found = [words.get(low), words.get(high)]
     found[: len(given)] = given
-    values = [default if one is None else constant(one) for one, default in zip(found, (0.0, 1.0))]
-    return None if values[0] is None or values[1] is None or values[0] == values[1] else (values[0], values[1])
+    return all(one is None or constant(one) == default for one, default in zip(found, (0.0, 1.0)))
 
 
 def constant(node: ast.AST) -> Optional[float]:

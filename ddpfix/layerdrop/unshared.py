@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 from ddpfix.layerdrop import branches, loops
 from ddpfix.layerdrop.loops import Decision
@@ -12,30 +12,22 @@ from ddpfix.layerdrop.numbers import Scope
 _DRAWN_LAYERS = "it draws the layers themselves"
 _OWN_COUNT = "it counts the layers in a while loop"
 _NO_LOOP = "it skips a single layer outside of a loop"
-_SEVERAL = "it draws in a function that is more than one expression"
 _CHANGED = "ddpfix cannot prove that it draws one uniform number for each layer"
 
 
-def in_scope(scope: Scope, drawing: Sequence[ast.Call] = ()) -> List[Decision]:
+def in_scope(scope: Scope) -> List[Decision]:
     """Return such decisions of a function in which no other was found."""
-    found = [*_drawn_layers(scope), *_read_entries(scope), *_counted(scope), *_single(scope)]
-    return (found or [*_by_functions(scope, drawing)])[:1]
-
-
-def _by_functions(scope: Scope, drawing: Sequence[ast.Call]) -> Iterator[Decision]:
-    """``if self.drops(): continue``, where that is all there is to the condition, or to what it was assigned."""
-    for loop in loops.for_loops(scope) if drawing else ():
-        uses = loops.uses(scope, loop)
-        for call in drawing if uses else ():
-            if scope.loop(call) is loop and call not in uses:
-                outcomes = loops.outcomes_of(scope, loop.body, call, uses.__contains__)
-                if branches.skipping_truth(outcomes, whole=True) is not None:
-                    yield _refused(call, (loop.iter, *loops.layers_of_turn(scope, loop, uses)), scope, _SEVERAL)
+    return [*_read_entries(scope), *_drawn_layers(scope), *_counted(scope), *_single(scope)][:1]
 
 
 def _refused(node: ast.AST, layers: Tuple[ast.expr, ...], scope: Scope, why: str) -> Decision:
     holders = loops.attributes(scope, layers)
-    return Decision(node, None, True, None, True, None, layers, holders, False, False, why)
+    return Decision(node, True, None, True, None, layers, holders, False, False, why)
+
+
+def _is_drawn_here(scope: Scope, node: ast.AST) -> bool:
+    """Return whether an expression is drawn in this function: what another one gives need not be what it draws."""
+    return scope.draw_in(node) not in (None, *scope.drawing)
 
 
 def _drawn_layers(scope: Scope) -> Iterator[Decision]:
@@ -44,17 +36,17 @@ def _drawn_layers(scope: Scope) -> Iterator[Decision]:
         names = [each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)]
         sources = [source for source in map(scope.iterated, names) if source is not None] or [loop.iter]
         for source in sources:
-            is_drawn = scope.draw_in(source) is not None and scope.number(source) is None
+            is_drawn = _is_drawn_here(scope, source) and scope.number(source) is None
             if is_drawn and loops.of_module(scope, source) and loops.uses(scope, loop):
                 yield _refused(loop, (source,), scope, _DRAWN_LAYERS)
 
 
 def _read_entries(scope: Scope) -> Iterator[Decision]:
-    """``if keep[i]`` of a vector that was changed after it was drawn."""
+    """``if keep[i]`` of a vector of truths that was drawn before the loop."""
     for loop in loops.for_loops(scope):
         uses = loops.uses(scope, loop)
         for node in _conditions(loop) if uses else ():
-            if scope.draw_in(node) is not None:
+            if _is_drawn_here(scope, node):
                 outcomes = loops.outcomes_of(scope, loop.body, node, uses.__contains__)
                 if branches.skipping_truth(outcomes, whole=True) is not None:
                     yield _refused(node, (loop.iter, *loops.layers_of_turn(scope, loop, uses)), scope, _CHANGED)

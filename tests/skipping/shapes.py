@@ -33,13 +33,6 @@ def drops(rate: float, training: bool = True) -> bool:
     return training and random.random() < rate
 
 
-RATE = 0.5
-
-
-def drops_by_default(rate: float = RATE) -> bool:
-    return random.random() < rate
-
-
 # The loop that most of them have. By the class: what stands before it, and the condition on which a layer is left out.
 LOOP = """
 class {name}(Encoder):
@@ -68,7 +61,6 @@ LOOPS: Dict[str, Tuple[str, str]] = {
         "not (not self.training or keep is None or keep[i] > self.rate)",
     ),
     "Mask": ("keep = torch.rand(LAYERS) >= self.rate", "not (keep[i] or not self.training)"),
-    "ListedMask": ("keep = (torch.rand(LAYERS) > self.rate).tolist()", "self.training and not keep[i]"),
     "ListedDraws": ("draws = [random.random() for _ in self.layers]", "self.training and draws[i] < self.rate"),
     "Depth": ("", "self.training and random.random() < self.rate * (i + 1) / len(self.layers)"),
     "Function": ("", "drops(self.rate, self.training)"),
@@ -78,11 +70,8 @@ LOOPS: Dict[str, Tuple[str, str]] = {
     "ByData": ("", "self.training and torch.rand(1) < x.abs().mean()"),
     # One number for all layers: the whole stack runs, or none of it.
     "Once": ("draw = random.random()", "self.training and draw < self.rate"),
-    # The last layer always runs, and has no entry.
-    "ShortMask": ("keep = torch.rand(LAYERS - 1) >= self.rate", "i < LAYERS - 1 and self.training and not keep[i]"),
     # The first layer has another turn before the loop.
     "RunBefore": ("x = step(self.layers[0], x)", "self.training and random.random() < self.rate"),
-    "Default": ("", "self.training and drops_by_default()"),
 }
 
 
@@ -160,25 +149,6 @@ class Zipped(Encoder):
         return x
 
 
-class ZippedList(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        draws = torch.rand(LAYERS).tolist()
-        for index, (layer, draw) in enumerate(zip(self.layers, draws)):
-            if self.training and index and draw < self.rate:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class ZippedMask(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer, dropped in zip(self.layers, torch.rand(LAYERS) < self.rate):
-            if self.training and dropped:
-                continue
-            x = step(layer, x)
-        return x
-
-
 class ListedTruths(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         dropped = [self.training and coin() < self.rate for _ in range(LAYERS)]
@@ -248,13 +218,6 @@ class Drawn(Encoder):
                 continue
             x = step(layer, x)
         return x
-
-
-class Overridden(Method):
-    """The forward is inherited, and what it calls is not."""
-
-    def drops(self) -> Any:
-        return self.training and np.random.rand() < self.rate
 
 
 class Runs(Encoder):
@@ -459,32 +422,6 @@ class TensorRate(Encoder):
         return x
 
 
-class TensorRates(Encoder):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rates = torch.linspace(0.2, 0.8, LAYERS)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep = torch.rand(LAYERS) >= self.rates
-        for i, layer in enumerate(self.layers):
-            if keep[i]:
-                x = step(layer, x)
-        return x
-
-
-class ListRates(Encoder):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rates = [0.5] * LAYERS
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep = np.random.rand(LAYERS) >= self.rates
-        for i, layer in enumerate(self.layers):
-            if keep[i]:
-                x = step(layer, x)
-        return x
-
-
 class Statements(Encoder):
     def drops(self) -> bool:
         if not self.training:
@@ -507,19 +444,6 @@ class Private(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             if self.__drops():
-                continue
-            x = step(layer, x)
-        return x
-
-
-class Static(Encoder):
-    @staticmethod
-    def drops(rate: float) -> bool:
-        return random.random() < rate
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.training and self.drops(self.rate):
                 continue
             x = step(layer, x)
         return x
@@ -628,38 +552,6 @@ class ClosedRate(Encoder):
         return x
 
 
-class DrawnList(Encoder):
-    """Its list is drawn as often as it is read."""
-
-    @property
-    def blocks(self) -> List[Any]:
-        return random.sample(list(self.layers), LAYERS)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            if random.random() >= self.rate:
-                x = step(block, x)
-        return x
-
-
-class Reading(Encoder):
-    """Its list and its rate are properties that only read."""
-
-    @property
-    def blocks(self) -> List[Any]:
-        return list(self.layers)
-
-    @property
-    def drop(self) -> float:
-        return self.rate if self.blocks else 0.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            if random.random() >= self.drop:
-                x = step(block, x)
-        return x
-
-
 class CountedList(Encoder):
     """Its property counts how often it is read, by a helper, and the count is part of what is trained."""
 
@@ -701,13 +593,13 @@ def shuffled(layers: Any) -> List[Any]:
 ALL: Tuple[type, ...] = (
     *OF_LOOPS,
     *(Item, Random, Numpy, NumpyGenerator, Vector),
-    *(Zipped, ZippedList, ZippedMask, ListedTruths, Rates, IndexedRates),
-    *(ChangedMask, Overridden, Method, Drawn),
+    *(Zipped, ListedTruths, Rates, IndexedRates),
+    *(ChangedMask, Method, Drawn),
     *(Runs, Elsewhere, Blocks, Arounds, Listed, While, Kept, Walrus, Checkpointed, Conditional, Dictionary),
     *(Unrolled, TorchGenerator, SampledLayers, Shallow),
-    *(RunElsewhere, TensorRate, TensorRates, ListRates, Statements, Private, Static),
+    *(RunElsewhere, TensorRate, Statements, Private),
     *(Coupled, Bookkeeping, Fraction, HandedElsewhere, WithoutAModule, Closed, ClosedRate),
-    *(DrawnList, Reading, CountedList, CachedList),
+    *(CountedList, CachedList),
 )
 
 

@@ -12,10 +12,19 @@ from tests.skipping.launch import Scenario
 pytestmark = pytest.mark.patches("torch.layerdrop")
 # What cannot be proved, with the reason that is given; all others are shared.
 NOT_UNIFORM = "ddpfix cannot prove that it draws one uniform number for each layer"
-SEVERAL = "it draws in a function that is more than one expression"
+ELSEWHERE = "it draws in another function"
 NAMED = {
+    "Percent": NOT_UNIFORM,
+    "Mask": NOT_UNIFORM,
+    "ListedDraws": NOT_UNIFORM,
+    "Walrus": NOT_UNIFORM,
+    "Zipped": NOT_UNIFORM,
+    "ListedTruths": NOT_UNIFORM,
+    "Function": ELSEWHERE,
+    "Method": ELSEWHERE,
+    "Drawn": ELSEWHERE,
+    "Kept": "it draws the layers themselves",
     "ChangedMask": NOT_UNIFORM,
-    "Overridden": "it replaces drops of Method",
     "While": "it counts the layers in a while loop",
     "Unrolled": "it skips a single layer outside of a loop",
     "Bernoulli": NOT_UNIFORM,
@@ -27,18 +36,13 @@ NAMED = {
     "ByData": "it compares the number that it draws with something other than a rate of the module",
     "Once": NOT_UNIFORM,
     "TensorRate": "its rate, self.rate, is a tensor",
-    "TensorRates": "its rate, self.rates, is a tensor",
-    "ListRates": "its rate, self.rates, is a list that is compared as a whole",
-    "Statements": SEVERAL,
-    "Private": SEVERAL,
-    "Static": SEVERAL,
-    "Default": SEVERAL,
+    "Statements": ELSEWHERE,
+    "Private": ELSEWHERE,
     "Coupled": NOT_UNIFORM,
     "Bookkeeping": "it compares the number that it draws a second time",
     "Fraction": "it compares the number that it draws a second time",
     "Closed": "its layers, self.blocks, are a property",
     "ClosedRate": "its rate, self.schedule, is a property",
-    "DrawnList": "its layers, self.blocks, are a property",
     "CountedList": "its layers, self.blocks, are a property",
     "CachedList": "its layers, self.blocks, are a property",
     "HandedElsewhere": "another call hands it something else",

@@ -10,7 +10,7 @@ from tests.skipping import launch, shapes
 from tests.skipping.launch import Scenario
 
 pytestmark = pytest.mark.patches("torch.layerdrop")
-ONLY = ("Item", "Numpy", "EmptyVector", "Method", "Blocks")
+ONLY = ("Item", "Numpy", "EmptyVector", "Blocks")
 
 
 @pytest.mark.skipif(TorchVersion(torch.__version__) < (2, 6), reason="torch.fsdp is not cured there")
