@@ -19,6 +19,7 @@ import torch
 from torch import distributed
 
 from ddpfix import log
+from ddpfix.ranks.groups import internals
 from tests.accelerator.built import NAME
 from tests.support import host_reads
 
@@ -66,6 +67,11 @@ class Rank:
             return _GROUPS[-1]
 
         distributed.Backend.register_backend(BACKEND, made, devices=[KIND])
+        # A vendor's group is torch's own, with a backend in C++; this class of Python would count as a program's.
+        known = internals.is_torchs
+        for module in list(sys.modules.values()):
+            if getattr(module, "is_torchs", None) is known:
+                vars(module)["is_torchs"] = lambda group: True
 
     def refuse_float64(self) -> None:
         """As MPS, and the collectives of Ascend: neither tensors nor collectives of 64 bits."""

@@ -102,7 +102,7 @@ def test_a_trace_has_the_numbers_of_the_device(tmp_path: Path, library: Path) ->
     """The model is on the second device, and the first one is current; only the program's threads may ask."""
     told = run(tmp_path, str(library), "branches", DDPFIX_TRACE=str(tmp_path / "trace"))
     for steps in [each.steps for each in reader.read(tmp_path / "trace").runs.values()]:
-        assert len(steps["step"]) == 12
+        assert len(steps["step"]) == STEPS
         for name in ("loss", "norm", "wait"):
             assert all(isinstance(value, float) for value in steps[name]), (name, steps[name])
         assert set(steps["peak"]) == {stand_in.PEAK} and set(steps["reserved"]) == {stand_in.RESERVED}

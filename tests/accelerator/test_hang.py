@@ -9,6 +9,7 @@ import pytest
 
 from tests.accelerator import built, hang
 from tests.support import ranks
+from tests.support.results import lines
 
 pytestmark = [
     pytest.mark.sampled(inside=False),
@@ -35,6 +36,6 @@ def test_the_rank_that_sleeps_is_named(tmp_path: Path, library: Path, how: str) 
     command = [*ranks.elastic(2), str(Path(hang.__file__)), str(library), how]
     code, text = ranks.run(command, environ, tmp_path, 200)
     assert code == 0, text[-6000:]
-    [told] = [line for line in text.splitlines() if "ranks wait:" in line]
+    [told] = [line for line in lines(text) if "ranks wait:" in line]
     assert "rank 1 has been in the script" in told or "rank 1 has been in main" in told, told
     assert "time.sleep(float(os.environ" in told and "rank 0 waits for the GPU" in told, told
