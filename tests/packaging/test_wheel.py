@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 import tarfile
 import zipfile
 from email.parser import Parser
@@ -188,11 +187,6 @@ def after_uninstall(place: Place) -> None:
         done = place.run("-c", code, DDPFIX="1")
         assert (done.returncode, done.stderr) == (0, "")
     assert not (place.bin / "ddpfix").exists()
-
-
-def test_the_running_interpreter_is_among_them() -> None:
-
-    assert PYTHONS["{}.{}".format(*sys.version_info)] == sys.executable
 
 
 def test_the_doctor_finds_nothing_wrong_after_the_installation_of_the_readme(installed: Place, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from tests.wenet import trees
 
 pytestmark = pytest.mark.patches("wenet.overrides")
 
-TREES = trees.every(("v2", "v30", "v3"), trees.since("v2.0.0"))
+# The file has been the same since 2.0.0, and so one stand-in has it.
+TREES = trees.every(("v3",), trees.since("v2.0.0"))
 CONFIG: Dict[str, Any] = {
     "accum_grad": 1,
     "grad_clip": 5,
