@@ -33,6 +33,33 @@ def master_receives_from_workers(rank, size):
 
 
 @program(ranks=3, slow=True)
+def pipeline_whose_first_stage_is_done(rank, size):
+    box = one(rank)
+    for step in range(4):
+        if rank:
+            dist.recv(box, rank - 1)
+        if rank == 1 and step == 3:
+            time.sleep(LATE)
+        if rank < size - 1:
+            dist.send(box + 1, rank + 1)
+    return box
+
+
+@program(slow=True)
+def point_to_point_after_training(rank, size):
+    wrapped = fitted(rank)
+    box = one(0)
+    if rank:
+        dist.send(one(1), 0)
+        time.sleep(LATE)
+        dist.send(one(2), 0)
+    else:
+        dist.recv(box, 1)
+        dist.recv(box, 1)
+    return box, state(wrapped)
+
+
+@program(ranks=3, slow=True)
 def batched_point_to_point(rank, size):
     box = [one(0) for _ in range(size)]
     if rank == 2:
@@ -44,6 +71,20 @@ def batched_point_to_point(rank, size):
     for work in dist.batch_isend_irecv(todo):
         work.wait()
     return box if rank == 0 else None
+
+
+@program(ranks=3, slow=True)
+def objects_gathered_point_to_point(rank, size):
+    if rank:
+        time.sleep(LATE if rank == 1 else 0)
+        dist.send_object_list([{"rank": rank}], dst=0)
+        return None
+    found = []
+    for source in (2, 1):
+        box = [None]
+        dist.recv_object_list(box, src=source)
+        found.append(box)
+    return found
 
 
 @program(ranks=3, slow=True)
@@ -135,6 +176,15 @@ def thread_pool_on_the_first_rank(rank, size):
         return pool.submit(receive).result()
 
 
+@program(slow=True)
+def gather_with_a_slow_reader(rank, size):
+    parts = [one(0) for _ in range(size)] if rank == 0 else None
+    if rank == 1:
+        time.sleep(LATE)
+    dist.gather(one(rank), parts, dst=0)
+    return parts
+
+
 class Kept(contextlib.AbstractContextManager):
     """Remembers an error, and lets the program go on."""
 
@@ -160,6 +210,15 @@ def context_manager_of_its_own(rank, size):
     with kept:
         dist.all_reduce(one(rank))
     return str(kept.failure), fit(net(), rank)
+
+
+@program(slow=True, may=("rank 1 .*",))
+def exit_stack(rank, size):
+    peer_ends_early(rank)
+    with contextlib.ExitStack() as stack:
+        stack.push(lambda kind, value, trace: kind is not None)
+        dist.all_reduce(one(rank))
+    return fit(net(), rank)
 
 
 @program(slow=True, may=("rank 1 .*",))

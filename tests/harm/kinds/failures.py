@@ -25,6 +25,18 @@ def exit_that_is_caught(rank, size):
     return state(fitted(rank))
 
 
+def step_that_is_tried_again(rank, size):
+    wrapped, tries = DDP(net()), 0
+    for turn in range(4):
+        try:
+            if rank == 0 and turn % 2:
+                raise MemoryError("no room for this batch")
+        except MemoryError:
+            tries += 1
+        fit(wrapped, rank, steps=2, other=True)
+    return tries, state(wrapped)
+
+
 def interrupt_that_is_caught(rank, size):
     wrapped = DDP(net())
     with contextlib.suppress(KeyboardInterrupt):
@@ -62,6 +74,36 @@ def child_that_fails(rank, size):
     return codes, state(wrapped)
 
 
+def loader_that_raises_at_its_end(rank, size):
+    def numbers():
+        yield from range(5)
+        raise RuntimeError("end of file")
+
+    wrapped, count = DDP(net()), 0
+    try:
+        for _ in numbers():
+            fit(wrapped, rank, steps=1, other=True)
+            count += 1
+    except RuntimeError:
+        pass
+    return count, state(wrapped)
+
+
+def loss_that_is_not_finite(rank, size):
+    wrapped, skipped = DDP(net()), 0
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    for turn in range(6):
+        optimizer.zero_grad()
+        out = wrapped(torch.full((2, 4), float("nan") if turn == 3 else rank + turn + 0.0), other=True)
+        out.pow(2).mean().backward()
+        try:
+            torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0, error_if_nonfinite=True)
+            optimizer.step()
+        except RuntimeError:
+            skipped += 1
+    return skipped, state(wrapped)
+
+
 def backward_that_fails_and_is_dropped(rank, size):
     """The loss of one batch needs no gradient; all ranks see that and go on."""
     wrapped, failures = DDP(net()), 0
@@ -83,6 +125,22 @@ def collective_refused_and_caught(rank, size):
             failures += 1
     dist.barrier()
     return failures, fit(DDP(net()), rank, other=True)
+
+
+def early_end_of_a_generator(rank, size):
+    closed = []
+
+    def lines():
+        try:
+            yield from range(10)
+        finally:
+            closed.append(True)
+
+    for number in lines():
+        if number == 3:
+            break
+    wrapped = fitted(rank)
+    return closed, state(wrapped)
 
 
 def error_kept_for_later(rank, size):

@@ -1,5 +1,7 @@
 """Training loops of right programs: heads, checkpoints, hooks, accumulation, and what stands between."""
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -46,6 +48,19 @@ def branch_by_rank_with_the_flag(rank, size):
     return state(wrapped)
 
 
+def gradient_penalty(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for x, y in batches(rank, 10):
+        optimizer.zero_grad()
+        x = x.requires_grad_()
+        out = wrapped(x, other=True)
+        slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+        ((out - y).pow(2).mean() + slope.pow(2).sum() * 0.1).backward()
+        optimizer.step()
+    return state(wrapped)
+
+
 class Checked(nn.Module):
     def __init__(self, reentrant):
         super().__init__()
@@ -53,6 +68,13 @@ class Checked(nn.Module):
 
     def forward(self, x):
         return checkpoint(self.layers, self.first(x), True, use_reentrant=self.reentrant)
+
+
+def reentrant_checkpoint(rank, size):
+    torch.manual_seed(0)
+    wrapped = DDP(Checked(True))
+    fit(wrapped, rank, steps=20)
+    return state(wrapped)
 
 
 def checkpoint_beside_the_flag(rank, size):
@@ -104,6 +126,13 @@ def reentrant_checkpoints_that_hide_nothing_beside_the_flag(rank, size):
     return state(wrapped)
 
 
+def static_graph(rank, size):
+    torch.manual_seed(0)
+    wrapped = DDP(Checked(True), static_graph=True)
+    fit(wrapped, rank, steps=20)
+    return state(wrapped)
+
+
 def compressed_gradients(rank, size):
     wrapped = DDP(net(), gradient_as_bucket_view=True)
     wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -128,6 +157,18 @@ def uneven_batches_under_join(rank, size):
     wrapped = DDP(net())
     with wrapped.join():
         fit(wrapped, rank, steps=5 + 3 * rank, other=True)
+    return state(wrapped)
+
+
+def accumulation_without_sync(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.02)
+    for step, (x, y) in enumerate(batches(rank, 40)):
+        with contextlib.nullcontext() if step % 4 == 3 else wrapped.no_sync():
+            (wrapped(x, other=True) - y).pow(2).mean().backward()
+        if step % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
     return state(wrapped)
 
 
@@ -163,6 +204,22 @@ def closure_of_lbfgs(rank, size):
     return state(wrapped)
 
 
+def mixed_precision(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    scaler = torch.amp.GradScaler("cpu")
+    for x, y in batches(rank, 10):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = (wrapped(x, other=True) - y).pow(2).mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(wrapped.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    return state(wrapped), scaler.state_dict()
+
+
 def tied_and_normalised_weights(rank, size):
     model = nn.Sequential(
         nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
@@ -196,4 +253,37 @@ def wrapper_in_evaluation_module_in_training(rank, size):
     wrapped.eval()
     wrapped.module.train()
     fit(wrapped, rank, steps=10, optimizer=torch.optim.SGD(wrapped.parameters(), 0.01))
+    return state(wrapped)
+
+
+def gradients_that_ranks_change(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for step, (x, y) in enumerate(batches(rank, 12)):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+        with torch.no_grad():
+            norm = sum(each.grad.pow(2).sum() for each in wrapped.parameters()).sqrt()
+            for each in wrapped.parameters():
+                each.grad.mul_(0.9).div_(norm.clamp(min=1.0))
+        if step % 5 == 4:
+            wrapped.module.head.bias.grad = None
+        optimizer.step()
+    return state(wrapped)
+
+
+@program(ranks=3)
+def buffers_and_batch_norm(rank, size):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    for each in model.parameters():
+        nn.init.constant_(each, 0.2)
+    wrapped = DDP(model)
+    fit(wrapped, rank, steps=15)
+    wrapped.eval()
+    return state(wrapped), wrapped(torch.ones(2, 4))
+
+
+def compiled_without_a_backend(rank, size):
+    wrapped = torch.compile(DDP(net().eval()), backend="eager")
+    fit(wrapped, rank, steps=5, other=True)
     return state(wrapped)

@@ -58,6 +58,14 @@ def first_backward_of_an_iterator(rank, size):
     return [each.grad.clone() for each in wrapped.parameters()]
 
 
+def backward_of_a_dictionarys_values(rank, size):
+    wrapped = DDP(net())
+    for x, _ in batches(rank, 6):
+        losses = {"one": wrapped(x).sum()}
+        torch.autograd.backward(tensors=losses.values())
+    return [each.grad.clone() for each in wrapped.parameters()]
+
+
 @dataclasses.dataclass(eq=False)
 class Node:
     h: torch.Tensor

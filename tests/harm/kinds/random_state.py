@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.harm.kinds.draws import PACKAGE, SKIPS, Percent
-from tests.harm.made import batches, net, state
+from tests.harm.made import batches, fit, net, state
 from tests.harm.program import program
 
 
@@ -94,6 +94,38 @@ def loader_with_workers(rank, size):
     return seen, state(wrapped)
 
 
+def loader_with_a_generator(rank, size):
+    data = TensorDataset(torch.arange(48.0))
+    draws = torch.Generator().manual_seed(5 + rank)
+    seen = [x for _ in range(3) for (x,) in DataLoader(data, batch_size=6, shuffle=True, generator=draws)]
+    return seen, draws.get_state()
+
+
+def sampler_of_random_numbers(rank, size):
+    class Shuffled(torch.utils.data.Sampler):
+        def __iter__(self):
+            order = list(range(20))
+            random.shuffle(order)
+            return iter(order)
+
+        def __len__(self):
+            return 20
+
+    wrapped, seen = DDP(net()), []
+    data = TensorDataset(torch.arange(80.0).reshape(20, 4))
+    for _ in range(3):
+        for (x,) in DataLoader(data, batch_size=5, sampler=Shuffled()):
+            wrapped(x, other=True).mean().backward()
+            seen.append(x)
+    return seen
+
+
+def numpy_alone_seeded(rank, size):
+    numpy.random.seed(3)
+    fit(DDP(net()), rank, other=True)
+    return numpy.random.rand(5), numpy.random.default_rng(4).random(3)
+
+
 def fork_rng_around_a_checkpoint(rank, size):
     layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     wrapped, out = DDP(layer), []
@@ -123,6 +155,19 @@ def streams_after_every_kind_of_call(rank, size):
     note()
     wrapped.eval()(torch.ones(1, 4))
     note()
+    return out
+
+
+@program(needs=PACKAGE, may=(SKIPS,))
+def evaluation_between_steps_of_layerdrop(rank, size):
+    wrapped, out = skipping(), []
+    for x, _ in batches(rank, 5):
+        step(wrapped, x)
+        wrapped.eval()
+        with torch.no_grad():
+            out.append(wrapped.module(x))
+        wrapped.train()
+        out.append(torch.rand(1))
     return out
 
 

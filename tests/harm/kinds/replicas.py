@@ -1,8 +1,11 @@
 """Ranks that differ on purpose, or step otherwise, and replicas that stay equal all the same."""
 
+import copy
+
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.harm.made import batches, fit, net, state, stepped
@@ -14,6 +17,14 @@ STEPS = 260
 def long(wrapped, rank, optimizer, steps=STEPS):
     fit(wrapped, rank, steps=steps, optimizer=optimizer, other=True)
     return state(wrapped)
+
+
+def one_step_more_without_gradients(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    if rank == 0:
+        optimizer.step()
+    return long(wrapped, rank, optimizer)
 
 
 def warm_start_of_adam_on_one_rank(rank, size):
@@ -38,6 +49,31 @@ def rate_of_its_own_table(rank, size):
         ((wrapped(x, other=True) - y).pow(2).mean() + (table - rank).pow(2).sum()).backward()
         optimizer.step()
     return state(wrapped), table
+
+
+class Noisy(torch.optim.SGD):
+    """SGD that keeps a seed, a rank and the time of its start in its groups."""
+
+    def __init__(self, parameters, lr, rank):
+        super().__init__(parameters, lr)
+        for group in self.param_groups:
+            group.update(seed=rank, started=1000.5 + rank, place=0.1 * rank)
+
+
+def numbers_that_an_optimizer_keeps(rank, size):
+    wrapped = DDP(net())
+    return long(wrapped, rank, Noisy(wrapped.parameters(), 0.05, rank))
+
+
+def personal_heads_beside_a_shared_trunk(rank, size):
+    torch.manual_seed(rank)
+    trunk, head = DDP(net()), nn.Linear(2, 1 + rank)
+    optimizer = torch.optim.SGD([*trunk.parameters(), *head.parameters()], 0.02)
+    for x, _ in batches(rank, STEPS):
+        optimizer.zero_grad()
+        head(trunk(x, other=True)).pow(2).mean().backward()
+        optimizer.step()
+    return state(trunk), state(head)
 
 
 def personal_head_of_one_shape(rank, size):
@@ -81,6 +117,26 @@ def langevin_noise(rank, size):
     return state(wrapped)
 
 
+class Langevin(torch.optim.SGD):
+    """The noise is within the step."""
+
+    def __init__(self, parameters, lr, rank):
+        super().__init__(parameters, lr)
+        self.noise = torch.Generator().manual_seed(rank)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.add_(torch.randn(each.shape, generator=self.noise), alpha=1e-3)
+
+
+def langevin_optimizer(rank, size):
+    wrapped = DDP(net())
+    return long(wrapped, rank, Langevin(wrapped.parameters(), 0.05, rank))
+
+
 def buffers_that_differ_on_purpose(rank, size):
     model = net()
     model.register_buffer("rank", torch.tensor(float(rank)))
@@ -100,6 +156,68 @@ def local_training_before_ddp(rank, size):
     fit(model, rank, steps=20 + 5 * rank, optimizer=optimizer, other=True)
     wrapped = DDP(model)
     return long(wrapped, rank, torch.optim.SGD(wrapped.parameters(), 0.05))
+
+
+def local_training_afterwards(rank, size):
+    wrapped = DDP(net())
+    long(wrapped, rank, torch.optim.SGD(wrapped.parameters(), 0.05), steps=60)
+    mine = copy.deepcopy(wrapped.module)
+    fit(mine, rank, steps=STEPS, other=True)
+    return state(mine), state(wrapped)
+
+
+def local_sgd(rank, size):
+    """DiLoCo: steps of each rank's own under no_sync, then parameters are averaged."""
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for _ in range(30):
+        with wrapped.no_sync():
+            fit(wrapped, rank, steps=8, optimizer=optimizer, other=True)
+        with torch.no_grad():
+            for each in wrapped.parameters():
+                dist.all_reduce(each)
+                each.div_(size)
+    return state(wrapped)
+
+
+def gan_with_two_optimizers(rank, size):
+    maker, critic = DDP(nn.Linear(3, 4)), DDP(nn.Linear(4, 1))
+    makes, judges = torch.optim.Adam(maker.parameters(), 0.01), torch.optim.Adam(critic.parameters(), 0.02)
+    draws = torch.Generator().manual_seed(rank)
+    for step in range(STEPS // 2):
+        real, seed = torch.randn(5, 4, generator=draws), torch.randn(5, 3, generator=draws)
+        judges.zero_grad()
+        critic(torch.cat([real, maker(seed).detach()])).tanh().mul(
+            torch.tensor([[1.0]] * 5 + [[-1.0]] * 5)
+        ).sum().backward()
+        judges.step()
+        if step % 3 == 0:
+            critic.requires_grad_(False)
+            makes.zero_grad()
+            critic(maker(seed)).tanh().sum().backward()
+            makes.step()
+            critic.requires_grad_(True)
+    return state(maker), state(critic)
+
+
+def accumulation_of_different_lengths(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.02)
+    for turn in range(60):
+        parts = list(batches(rank * 1000 + turn, 2 + rank))
+        optimizer.zero_grad()
+        for x, y in parts[:-1]:
+            with wrapped.no_sync():
+                (wrapped(x, other=True) - y).pow(2).mean().backward()
+        x, y = parts[-1]
+        (wrapped(x, other=True) - y).pow(2).mean().backward()
+        optimizer.step()
+    return state(wrapped)
+
+
+def zero_redundancy(rank, size):
+    wrapped = DDP(net())
+    return long(wrapped, rank, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.01))
 
 
 def groups_by_rank(rank, size):
@@ -148,3 +266,19 @@ def lars_with_calls_that_differ(rank, size):
     for _ in range(3 * rank):
         optimizer.step()
     return long(wrapped, rank, optimizer)
+
+
+def scheduler_read_ahead_by_one_rank(rank, size):
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 400)
+    if rank == 0:
+        trial = torch.optim.SGD([torch.zeros(1)], 0.05)
+        preview = torch.optim.lr_scheduler.CosineAnnealingLR(trial, 400)
+        for _ in range(10):
+            trial.step()
+            preview.step()
+    for x, y in batches(rank, STEPS):
+        stepped(wrapped, optimizer, x, y, other=True)
+        schedule.step()
+    return state(wrapped)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import Net, batches, fit, net, state, stepped
+from tests.harm.made import Net, batches, fit, fitted, net, state, stepped
 from tests.harm.program import program, script
 
 
@@ -67,6 +67,19 @@ def ema_by_deepcopy(rank, size):
     return best, state(loaded(best[0], weights_only=False)), sorted(vars(average)), len(average._forward_hooks)
 
 
+def replicas_that_differ_on_purpose(rank, size):
+    """Langevin noise of each rank's own; saved in every step."""
+    wrapped, noise, files = DDP(net()), torch.Generator().manual_seed(rank), []
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    for x, y in batches(rank, 8):
+        stepped(wrapped, optimizer, x, y, other=True)
+        with torch.no_grad():
+            for each in wrapped.parameters():
+                each.add_(torch.randn(each.shape, generator=noise), alpha=1e-3)
+        files.append(saved(wrapped.module))
+    return files
+
+
 def whole_wrapper_by_pickle(rank, size):
     """DDP pickles without its group; whoever loads it has the default one."""
     wrapped = DDP(net(), find_unused_parameters=True)
@@ -74,6 +87,13 @@ def whole_wrapper_by_pickle(rank, size):
     again = pickle.loads(pickle.dumps(wrapped))
     fit(again, rank, other=True)
     return type(again).__name__, state(again), len(pickle.dumps(wrapped))
+
+
+def wrapper_by_deepcopy(rank, size):
+    wrapped = fitted(rank)
+    again = copy.deepcopy(wrapped)
+    fit(again, rank, steps=3, other=True)
+    return state(wrapped), state(again)
 
 
 def partial_of_a_class(rank, size):
@@ -112,6 +132,13 @@ def save_within_a_forward_hook(rank, size):
         stepped(wrapped, optimizer, x, y)
         files.append(saved(model.body))
     return files, list(hooks)
+
+
+def save_within_a_backward_hook(rank, size):
+    wrapped, files = DDP(net(), find_unused_parameters=True), []
+    wrapped.module.head.weight.register_hook(lambda grad: files.append(saved(wrapped.module.body)))
+    fit(wrapped, rank, steps=50, other=True)
+    return files
 
 
 def tensors_keep_no_attributes(rank, size):
@@ -175,12 +202,42 @@ def under_fully_shard(rank, size):
     return saved(whole), kept, pickle.dumps(type(net())), [len(each._forward_hooks) for each in model.modules()]
 
 
+def optimizer_by_deepcopy_in_meta_learning(rank, size):
+    wrapped = DDP(net())
+    outer = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
+    fit(wrapped, rank, optimizer=outer, other=True)
+    inner_model = copy.deepcopy(wrapped.module)
+    inner = torch.optim.SGD(inner_model.parameters(), 0.1, momentum=0.9)
+    inner.load_state_dict(copy.deepcopy(outer.state_dict()))
+    fit(inner_model, rank, optimizer=inner)
+    return state(inner_model), saved(copy.deepcopy(outer)), saved(inner)
+
+
 def zero_consolidated(rank, size):
     wrapped = DDP(net())
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.01)
     fit(wrapped, rank, optimizer=optimizer, other=True)
     optimizer.consolidate_state_dict(0)
     return saved(optimizer.state_dict()) if rank == 0 else None, state(wrapped)
+
+
+def model_sent_by_broadcast_object(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    fit(wrapped, rank, steps=45, other=True)
+    box = [wrapped.module if rank == 0 else None]
+    dist.broadcast_object_list(box)
+    everyone = [None] * size
+    dist.all_gather_object(everyone, {"rank": rank, "model": wrapped.module})
+    return state(box[0]), [state(each["model"]) for each in everyone]
+
+
+def swa_model(rank, size):
+    wrapped = DDP(net(), find_unused_parameters=True)
+    average = torch.optim.swa_utils.AveragedModel(wrapped.module)
+    for _ in range(10):
+        fit(wrapped, rank, other=True)
+        average.update_parameters(wrapped.module)
+    return saved(average), state(average)
 
 
 def model_in_a_subprocess_queue(rank, size):

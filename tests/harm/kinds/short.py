@@ -93,10 +93,36 @@ def sharpness_aware_steps(rank, size):
     return state(wrapped)
 
 
+def five_folds_with_a_model_each(rank, size):
+    losses = []
+    for fold in range(5):
+        wrapped = trained(rank, 5, rate=0.01 * (fold + 1))
+        losses.append(state(wrapped))
+    return losses
+
+
+def batches_alike_for_a_while(rank, size):
+    """A warm-up on the same five batches on all ranks, and three on each rank's own."""
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for x, y in [*batches(0, 5), *batches(rank + 1, 3)]:
+        stepped(wrapped, optimizer, x, y, other=True)
+    return state(wrapped)
+
+
 def last_rank_leaves_the_group_last(rank, size):
     wrapped = trained(rank, 5)
     if rank == size - 1:
         import time
 
         time.sleep(2)
+    return state(wrapped)
+
+
+def made_up_batches_from_one_seed(rank, size):
+    """A test of a loop: every rank draws the same batches."""
+    wrapped = DDP(net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
+    for x, y in batches(0, 6):
+        stepped(wrapped, optimizer, x, y, other=True)
     return state(wrapped)

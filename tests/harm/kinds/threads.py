@@ -1,6 +1,7 @@
 """Threads, descriptors and files: what a program counts, joins and waits for is its own."""
 
 import contextlib
+import gc
 import os
 import queue
 import signal
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.harm.made import batches, fit, fitted, net, state, two
 from tests.harm.program import program, script
@@ -27,6 +29,14 @@ def names_while_it_trains(rank, size):
         fit(wrapped, rank, other=True)
         names.append(sorted(each.name for each in threading.enumerate()))
     return names, threading.active_count()
+
+
+def all_others_are_joined(rank, size):
+    fit(DDP(net()), rank, other=True)
+    for each in threading.enumerate():
+        if each is not threading.current_thread():
+            each.join()
+    return threading.active_count()
 
 
 def waits_until_it_is_alone(rank, size):
@@ -48,6 +58,15 @@ def joined_after_the_group_is_destroyed(rank, size):
         if each is not threading.main_thread():
             each.join()
     return [each.name for each in threading.enumerate()]
+
+
+def only_daemons_are_left_out(rank, size):
+    fit(DDP(net()), rank, other=True)
+    mine = [each for each in threading.enumerate() if not each.daemon]
+    daemons = [each for each in threading.enumerate() if each.daemon]
+    for each in daemons:
+        each.join()
+    return len(mine), len(daemons)
 
 
 def hook_on_every_thread(rank, size):
@@ -114,6 +133,20 @@ def forked_worker_sees_one_thread(rank, size):
     return found
 
 
+def objects_are_freed(rank, size):
+    """A program that runs many models one after the other in one process."""
+    import weakref
+
+    gone = []
+    for turn in range(4):
+        wrapped = DDP(net(turn))
+        fit(wrapped, rank, other=True)
+        gone.append((weakref.ref(wrapped), weakref.ref(wrapped.module)))
+        del wrapped
+        gc.collect()
+    return [[each() is None for each in pair] for pair in gone[:-1]]
+
+
 def training_in_a_thread(rank, size):
     answers = queue.Queue()
 
@@ -131,6 +164,15 @@ def temporary_folder_is_as_it_was(rank, size):
     fit(DDP(net()), rank, other=True)
     dist.barrier()
     return sorted(os.listdir(tempfile.gettempdir())), os.listdir("."), sorted(os.environ) == sorted(dict(os.environ))
+
+
+def loaders_threads_are_counted(rank, size):
+    data, names = TensorDataset(torch.arange(32.0).reshape(8, 4)), []
+    wrapped = DDP(net())
+    for (x,) in DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True):
+        wrapped(x, other=True).sum().backward()
+        names.append(len([each for each in threading.enumerate() if not each.daemon]))
+    return names
 
 
 def certain(seed):
@@ -164,6 +206,39 @@ def models_trained_in_two_threads(rank, size):
     def train(index):
         fit(models[index], rank, steps=10, other=True)
         return state(models[index])
+
+    return in_threads(train)
+
+
+def models_wrapped_in_two_threads(rank, size):
+    """Each on a group of its own with the same ranks, in another order on each rank; a backward a head."""
+    groups = [dist.new_group(list(range(size))) for _ in range(2)]
+    models = [two(seed) for seed in range(2)]
+
+    def train(index):
+        time.sleep(0.05 * (index if rank else 1 - index))
+        wrapped = DDP(models[index], process_group=groups[index])
+        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+        for x, y in batches(rank + 10 * index, 20):
+            optimizer.zero_grad()
+            left, right = wrapped(x)
+            (left - y).pow(2).mean().backward()
+            (right + y).pow(2).mean().backward()
+            optimizer.step()
+        return state(wrapped)
+
+    return in_threads(train)
+
+
+def flagged_models_wrapped_in_two_threads(rank, size):
+    groups = [dist.new_group(list(range(size))) for _ in range(2)]
+    models = [certain(seed) for seed in range(2)]
+
+    def train(index):
+        time.sleep(0.05 * (1 - index if rank else index))
+        wrapped = DDP(models[index], process_group=groups[index], find_unused_parameters=True)
+        fit(wrapped, rank + 10 * index, steps=20, other=index == 0)
+        return state(wrapped)
 
     return in_threads(train)
 
@@ -224,6 +299,27 @@ def accumulation_in_two_threads(rank, size):
                 optimizer.step()
                 optimizer.zero_grad()
         return state(wrapped)
+
+    return in_threads(train)
+
+
+def pairs_in_two_threads(rank, size):
+    """Each thread trains a generator against a critic; one thread is much slower."""
+    groups = own_groups(size)
+    models = [(certain(seed), nn.Linear(2, 1)) for seed in range(2)]
+
+    def train(index):
+        maker, critic = (DDP(each, process_group=groups[index]) for each in models[index])
+        steps = [torch.optim.SGD(each.parameters(), 0.05) for each in (maker, critic)]
+        for x, y in batches(rank + 10 * index, 8):
+            time.sleep(0.1 * index)
+            steps[1].zero_grad()
+            (critic(maker(x, other=True).detach()) - critic(y)).mean().backward()
+            steps[1].step()
+            steps[0].zero_grad()
+            critic(maker(x, other=True)).mean().backward()
+            steps[0].step()
+        return state(maker), state(critic)
 
     return in_threads(train)
 

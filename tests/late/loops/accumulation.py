@@ -137,6 +137,18 @@ def first_loss_under_no_sync(loop: Loop) -> None:
         loss(second).backward()
 
 
+@kind(three=True)
+def zero_grad_every_other_step(loop: Loop) -> None:
+    """Averaged gradients stay, as a poor man's momentum, and the next ones are added."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps(6):
+        if step % 2 == 0:
+            optimizer.zero_grad()
+        loss(model(loop.batch(step))).backward()
+        loop.update(optimizer, model)
+
+
 @kind()
 def local_sgd(loop: Loop) -> None:
     """Steps without averaging, and every second step the ranks' parameters are averaged by hand."""

@@ -6,6 +6,7 @@ whose model leaves other blocks out on each rank, so that DDP's reduction still 
 
 from __future__ import annotations
 
+import datetime
 from typing import Any, Callable
 
 import torch
@@ -55,12 +56,70 @@ def other_steps(loop: Loop, other: Any, step: int) -> None:
     loop.update(optimizer, other)
 
 
+def other_is_clipped(loop: Loop, other: Any, step: int) -> None:
+    loss(other(loop.batch(step))).backward()
+    loop.sync(other)
+    nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+
+
+def other_is_unscaled(loop: Loop, other: Any, step: int) -> None:
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=8.0), sgd(other)
+    optimizer.zero_grad()
+    scaler.scale(loss(other(loop.batch(step)))).backward()
+    loop.sync(other)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
 def all_reduce(loop: Loop, other: Any, step: int) -> None:
     distributed.all_reduce(loop.batch(step))
 
 
+def all_reduce_later(loop: Loop, other: Any, step: int) -> None:
+    distributed.all_reduce(loop.batch(step), async_op=True).wait()
+
+
+def all_gather(loop: Loop, other: Any, step: int) -> None:
+    x = loop.batch(step)
+    distributed.all_gather_into_tensor(torch.zeros(loop.size * len(x), x.shape[1]), x)
+
+
+def send_and_receive(loop: Loop, other: Any, step: int) -> None:
+    x = torch.zeros_like(loop.batch(step))
+    if loop.rank == 0:
+        distributed.send(loop.batch(step), 1)
+    elif loop.rank == 1:
+        distributed.recv(x, 0)
+
+
+def functional(loop: Loop, other: Any, step: int) -> None:
+    from torch.distributed import _functional_collectives as functions
+
+    total = functions.all_reduce(loop.batch(step), "sum", list(range(loop.size)))
+    assert float(total.sum()) == float(total.sum())
+
+
+def barrier(loop: Loop, other: Any, step: int) -> None:
+    distributed.barrier()
+
+
+def monitored_barrier(loop: Loop, other: Any, step: int) -> None:
+    distributed.monitored_barrier(timeout=datetime.timedelta(seconds=5))
+
+
 def new_group(loop: Loop, other: Any, step: int) -> None:
     assert distributed.new_group(list(range(loop.size))) is not None
+
+
+def objects(loop: Loop, other: Any, step: int) -> None:
+    distributed.broadcast_object_list([{"step": step}], 0)
+
+
+def evaluation(loop: Loop, other: Any, step: int) -> None:
+    with torch.no_grad():
+        other.eval()(loop.batch(step))
+        other.train()
 
 
 def other_is_wrapped(loop: Loop, other: Any, step: int) -> None:
@@ -68,10 +127,34 @@ def other_is_wrapped(loop: Loop, other: Any, step: int) -> None:
     torch.nn.parallel.DistributedDataParallel(mlp())
 
 
-for _act in (other_steps, all_reduce, new_group, other_is_wrapped):
-    _three = _act in (all_reduce, other_steps)
-    add(f"between_heads_{_act.__name__}", two_heads(_act), three=_three)
-    add(f"between_skips_{_act.__name__}", skipping(_act), three=_three, plain="error", plain_cause=CAUSE)
+ACTS = {
+    other_steps: (),
+    other_is_clipped: (),
+    other_is_unscaled: ("torch.amp.GradScaler",),
+    all_reduce: (),
+    all_reduce_later: (),
+    # Before, gloo has none.
+    all_gather: ("2.2",),
+    send_and_receive: (),
+    functional: ("2.1",),
+    barrier: (),
+    monitored_barrier: (),
+    new_group: (),
+    objects: (),
+    evaluation: (),
+    other_is_wrapped: (),
+}
+for _act, _needs in ACTS.items():
+    _three = _act in (all_reduce, other_steps, barrier)
+    add(f"between_heads_{_act.__name__}", two_heads(_act), needs=_needs, three=_three, counted=_act is not functional)
+    add(
+        f"between_skips_{_act.__name__}",
+        skipping(_act),
+        needs=_needs,
+        three=_three,
+        plain="error",
+        plain_cause=CAUSE,
+    )
 
 
 @kind(plain="wrong", three=True)

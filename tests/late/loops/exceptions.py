@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from tests.late.loops.kinds import UNFINISHED, kind
 from tests.late.loops.loop import Loop, sgd
@@ -165,6 +165,65 @@ def retried_before_backward(loop: Loop) -> None:
         value.backward()
 
 
+@kind(three=True)
+def nan_guard_before_backward(loop: Loop) -> None:
+    """A loss that is NaN on any rank has no backward on any: ranks agree on it."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step))) * (float("nan") if step == 2 and loop.rank == 0 else 1)
+        bad = torch.isnan(value.detach()).float()
+        distributed.all_reduce(bad)
+        if bad:
+            continue
+        value.backward()
+        loop.update(optimizer, model)
+
+
+@kind(plain="hangs", ours="plain")
+def nan_guard_on_one_rank(loop: Loop) -> None:
+    """A rank whose loss is NaN skips the batch without telling others, who wait for its gradients for ever.
+
+    Ranks are a batch apart from here on, and nobody can tell: the last step of one rank has no partner.
+    """
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+    for step in loop.steps(5):
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step))) * (float("nan") if step == 2 and loop.rank == 0 else 1)
+        if torch.isnan(value):
+            if loop.hand:
+                loop.update(optimizer, model)
+            continue
+        value.backward()
+        loop.update(optimizer, model)
+
+
+@kind(three=True)
+def nan_guard_replaces_the_loss(loop: Loop) -> None:
+    """A NaN loss is replaced by zero times the output, so that the rank takes part."""
+    for model, step in loop.training(mlp(), count=5):
+        output = model(loop.batch(step))
+        value = loss(output) * (float("nan") if step == 2 and loop.rank == 0 else 1)
+        if torch.isnan(value):
+            value = 0.0 * output.sum()
+        value.backward()
+
+
+@kind(plain="hangs", ours="plain", three=True)
+def nan_guard_with_a_constant(loop: Loop) -> None:
+    """A NaN loss is replaced by a constant that has a graph of its own, which no output reaches.
+
+    Nothing on this rank shows that a backward of the model was intended: the graph of its forward is not touched.
+    """
+    for model, step in loop.training(mlp(), count=5):
+        value = loss(model(loop.batch(step)))
+        if step == 2 and loop.rank == 0:
+            value = torch.zeros((), requires_grad=True)
+        value.backward()
+
+
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def nan_guard_after_backward(loop: Loop) -> None:
     """Gradients are checked after backward, on a model that leaves blocks out, and the step is skipped by all.
@@ -220,3 +279,25 @@ def left_after_the_first_backward(loop: Loop) -> None:
             continue
         loss(second).backward()
         loop.update(optimizer, model)
+
+
+@kind()
+def generator_closed(loop: Loop) -> None:
+    """A loop that lives in a generator, which is closed in the middle of a step and begun again."""
+    model = loop.wrap(mlp())
+    optimizer = sgd(model)
+
+    def training(step: int) -> Any:
+        optimizer.zero_grad()
+        value = loss(model(loop.batch(step)))
+        yield value
+        value.backward()
+        loop.update(optimizer, model)
+        yield value
+
+    for step in loop.steps(5):
+        running = training(step)
+        next(running)
+        if step != 2:
+            next(running)
+        running.close()

@@ -40,8 +40,78 @@ def clip_norm(loop: Loop, model: Any, step: int) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 0.05)
 
 
+def clip_value(loop: Loop, model: Any, step: int) -> None:
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+
+def total_norm(loop: Loop, model: Any, step: int) -> None:
+    norm = nn.utils.get_total_norm(grads(model))
+    nn.utils.clip_grads_with_norm_(model.parameters(), 0.05, norm)
+
+
+def foreach_norm(loop: Loop, model: Any, step: int) -> None:
+    norm = torch.stack(torch._foreach_norm(grads(model))).norm()
+    torch._foreach_mul_(grads(model), float(0.05 / norm))
+
+
+def scaled(loop: Loop, model: Any, step: int) -> None:
+    for each in grads(model):
+        each.mul_(0.5)
+
+
+def scaled_by_size(loop: Loop, model: Any, step: int) -> None:
+    """fairseq: gradients become sums over the ranks' tokens."""
+    torch._foreach_mul_(grads(model), [loop.size / 7.0] * len(grads(model)))
+
+
+def clamped(loop: Loop, model: Any, step: int) -> None:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.data.clamp_(-0.01, 0.01)
+
+
+def finite_or_skipped(loop: Loop, model: Any, step: int) -> None:
+    if step == 1 or not all(bool(torch.isfinite(each).all()) for each in grads(model)):
+        model.zero_grad()
+
+
 def dropped(loop: Loop, model: Any, step: int) -> None:
     model.module.blocks[step % 4].weight.grad = None
+
+
+def replaced(loop: Loop, model: Any, step: int) -> None:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad = p.grad.sign() * 0.01
+
+
+def noised(loop: Loop, model: Any, step: int) -> None:
+    torch.manual_seed(step)
+    for p in model.parameters():
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        p.grad.add_(torch.randn_like(p), alpha=0.01)
+
+
+def centralized(loop: Loop, model: Any, step: int) -> None:
+    for each in grads(model):
+        if each.dim() > 1:
+            each.sub_(each.mean(dim=1, keepdim=True))
+
+
+def adaptively_clipped(loop: Loop, model: Any, step: int) -> None:
+    """AGC of NFNets: the limit follows from the parameter's own norm."""
+    for p in model.parameters():
+        if p.grad is not None:
+            limit, norm = 0.01 * p.detach().norm().clamp(min=1e-3), p.grad.norm().clamp(min=1e-6)
+            p.grad.copy_(torch.where(norm > limit, p.grad * (limit / norm), p.grad))
+
+
+def logged(loop: Loop, model: Any, step: int) -> None:
+    """Norms are logged, and the rate follows from them."""
+    norm = sum(float(each.norm()) for each in grads(model))
+    for each in grads(model):
+        each /= 1 + norm
 
 
 def by_hand(loop: Loop, model: Any, step: int) -> None:
@@ -53,9 +123,63 @@ def by_hand(loop: Loop, model: Any, step: int) -> None:
                 p.grad = None
 
 
-for _act in (clip_norm, dropped, by_hand):
-    add(f"{_act.__name__}_full", program(_act, False), three=True)
-    add(f"{_act.__name__}_skipping", program(_act, True), three=True, plain="error", plain_cause=UNFINISHED)
+def through_data(loop: Loop, model: Any, step: int) -> None:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.data.add_(p.grad.data, alpha=-0.1)
+            p.grad.data.zero_()
+
+
+def as_a_vector(loop: Loop, model: Any, step: int) -> None:
+    all_grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    vector = torch.cat([each.view(-1) for each in all_grads])
+    vector = vector / (vector.norm() + 1)
+    done = 0
+    for p in model.parameters():
+        p.grad = vector[done : done + p.numel()].view_as(p).clone()
+        done += p.numel()
+
+
+def copied(loop: Loop, model: Any, step: int) -> None:
+    """The gradients move to a master copy in double precision, which the optimizer updates."""
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p.copy_((p.double() - 0.1 * p.grad.double()).float())
+    model.zero_grad()
+
+
+ACTS = {
+    clip_norm: (),
+    clip_value: (),
+    total_norm: ("torch.nn.utils.get_total_norm",),
+    foreach_norm: (),
+    scaled: (),
+    scaled_by_size: (),
+    clamped: (),
+    finite_or_skipped: (),
+    dropped: (),
+    replaced: (),
+    noised: (),
+    centralized: (),
+    adaptively_clipped: (),
+    logged: (),
+    by_hand: (),
+    through_data: (),
+    as_a_vector: (),
+    copied: (),
+}
+for _act, _needs in ACTS.items():
+    _three = _act in (clip_norm, by_hand, total_norm, dropped)
+    add(f"{_act.__name__}_full", program(_act, False), needs=_needs, three=_three)
+    add(
+        f"{_act.__name__}_skipping",
+        program(_act, True),
+        needs=_needs,
+        three=_three,
+        plain="error",
+        plain_cause=UNFINISHED,
+    )
 
 
 @kind()

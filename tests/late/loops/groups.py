@@ -15,6 +15,14 @@ from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
 from tests.support.ports import free_port
 
 
+@kind(three=True)
+def group_of_all(loop: Loop) -> None:
+    """A model in a new group of all ranks, with two backwards."""
+    for model, step in loop.training(Apart(2), process_group=distributed.new_group(list(range(loop.size)))):
+        for output in model(loop.batch(step)):
+            loss(output).backward()
+
+
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def group_of_some(loop: Loop) -> None:
     """The first ranks but one train a model that leaves blocks out, the last rank trains another one alone."""
@@ -125,6 +133,16 @@ def device_mesh(loop: Loop) -> None:
     for step in loop.trained(model):
         for output in model(loop.batch(step)):
             loss(output).backward()
+
+
+@kind(plain="error", plain_cause=UNFINISHED, needs=("torch.distributed.device_mesh.init_device_mesh", "2.3"))
+def device_mesh_skipping(loop: Loop) -> None:
+    """The same with blocks left out."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model = loop.wrap(Blocks(), device_mesh=init_device_mesh("cpu", (loop.size,)))
+    for step in loop.trained(model):
+        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.late.loops.kinds import UNFINISHED, kind
 from tests.late.loops.loop import SIZE, Loop, sgd
-from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, uneven
 
 
 @kind(three=True)
@@ -45,6 +45,18 @@ def no_grad_between(loop: Loop) -> None:
         with torch.no_grad():
             model(loop.batch(step, 2))
         loss(second).backward()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def no_grad_between_skipping(loop: Loop) -> None:
+    """The same with blocks left out, and a forward without gradients between backward and step as well."""
+    for model, step in loop.training(Blocks()):
+        value = loss(model(loop.batch(step), uneven(loop.rank, step)))
+        with torch.no_grad():
+            model(loop.batch(step, 1))
+        value.backward()
+        with torch.no_grad():
+            model(loop.batch(step, 2))
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -90,6 +102,17 @@ def frozen_in_turn(loop: Loop) -> None:
     for model, step in loop.training(Blocks(), count=5):
         for number, block in enumerate(model.module.blocks):
             block.requires_grad_(number != step % 4)
+        loss(model(loop.batch(step))).backward()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def unfrozen_gradually(loop: Loop) -> None:
+    """Gradual unfreezing: all but the last block are frozen after wrapping, and set free one by one."""
+    model = loop.wrap(Blocks())
+    model.module.blocks[:3].requires_grad_(False)
+    for step in loop.trained(model, count=5):
+        if step:
+            model.module.blocks[max(0, 3 - step) :].requires_grad_(True)
         loss(model(loop.batch(step))).backward()
 
 
@@ -246,6 +269,16 @@ def hook_skipping(loop: Loop) -> None:
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
 
 
+@kind(close=1e-4)
+def hook_compresses(loop: Loop) -> None:
+    """Gradients travel as half precision."""
+    model = loop.wrap(Apart(2))
+    model.register_comm_hook(None, fp16_compress_hook)
+    for step in loop.trained(model):
+        for output in model(loop.batch(step)):
+            loss(output).backward()
+
+
 @kind(plain="error", plain_cause=UNFINISHED, close=1e-4)
 def hook_compresses_skipping(loop: Loop) -> None:
     """Gradients travel as half precision, blocks are left out."""
@@ -293,6 +326,19 @@ def loader_with_workers(loop: Loop) -> None:
             optimizer.zero_grad()
             for output in model(x):
                 loss(output).backward()
+            loop.update(optimizer, model)
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def loader_with_workers_skipping(loop: Loop) -> None:
+    """The same with heads left out."""
+    model = loop.wrap(Heads(3))
+    optimizer = sgd(model)
+    data = TensorDataset(torch.cat([loop.batch(step) for step in range(2)]))
+    for turn in loop.steps(2):
+        for number, (x,) in enumerate(DataLoader(data, batch_size=4, num_workers=2)):
+            optimizer.zero_grad()
+            loss(model(x, [(turn + number + loop.rank) % 3])[0]).backward()
             loop.update(optimizer, model)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, kind
 from tests.late.loops.loop import SIZE, Loop, sgd
-from tests.late.loops.tiny_model import Blocks, Heads, loss, mlp, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, uneven
 
 
 def train(loop: Loop, model: Any, *arguments: Any, count: int = 4, momentum: float = 0.0) -> None:
@@ -79,6 +79,19 @@ class Recurrent(nn.Module):
         return self.out(state), state
 
 
+@kind(three=True)
+def recurrent(loop: Loop) -> None:
+    """A cell that is called again and again, and a state that is cut off between steps."""
+    model, state = loop.wrap(Recurrent()), None
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        output, state = model(loop.batch(step), state)
+        loss(output).backward()
+        loop.update(optimizer, model)
+        state = state.detach()
+
+
 @kind(plain="error", plain_cause=UNFINISHED)
 def recurrent_over_calls(loop: Loop) -> None:
     """The wrapped model is called for each time step, and one loss goes back through all calls."""
@@ -110,6 +123,14 @@ def tied_weights_skipping(loop: Loop) -> None:
     train_skipping(loop, loop.wrap(Tied()))
 
 
+@kind()
+def tied_weights(loop: Loop) -> None:
+    """An output layer that shares its weight with the input layer."""
+    model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE))
+    model[2].weight = model[0].weight
+    train(loop, loop.wrap(model))
+
+
 class Embedded(nn.Module):
     def __init__(self, sparse: bool) -> None:
         super().__init__()
@@ -119,6 +140,13 @@ class Embedded(nn.Module):
     def forward(self, x: torch.Tensor, rank: int, step: int, spare: bool) -> torch.Tensor:
         x = self.table((x[:, :3].abs() * 10).long() % 10).mean(1)
         return self.spare(x) if spare else self.out(x) + self.spare(x)
+
+
+@kind(three=True)
+def sparse_embedding(loop: Loop) -> None:
+    """An embedding with sparse gradients."""
+    for model, step in loop.training(Embedded(True)):
+        loss(model(loop.batch(step), loop.rank, step, False)).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -149,6 +177,64 @@ def sparse_embedding_left_out(loop: Loop) -> None:
     on it, too, which makes an error that says so as good as can be.
     """
     train_skipping(loop, loop.wrap(SparseOrNot()))
+
+
+class Experts(nn.Module):
+    """The data decide which expert runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(SIZE, 3), nn.ModuleList(mlp() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self.gate(x).softmax(-1)
+        best, made = weights.argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            chosen = (best == number).nonzero().flatten()
+            if len(chosen):
+                made = made.index_add(0, chosen, expert(x[chosen]) * weights[chosen, number : number + 1])
+        return made
+
+
+@kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection", three=True)
+def mixture_of_experts(loop: Loop) -> None:
+    """The batch decides which experts run."""
+    train(loop, loop.wrap(Experts()))
+
+
+class Deep(Blocks):
+    """Stochastic depth: blocks are left out at random on each rank."""
+
+    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:  # type: ignore[override]
+        generator = torch.Generator().manual_seed(100 * rank + step)
+        for index, block in enumerate(self.blocks):
+            if index == 0 or torch.rand((), generator=generator) < 0.5:
+                x = x + block(x).tanh()
+        return x
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True)
+def layerdrop(loop: Loop) -> None:
+    """The user's own LayerDrop, whose ranks do not agree."""
+    train_skipping(loop, loop.wrap(Deep(6)))
+
+
+class Masked(Blocks):
+    """Stochastic depth per sample: every block runs on the samples that keep it."""
+
+    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:  # type: ignore[override]
+        generator = torch.Generator().manual_seed(100 * rank + step)
+        for block in self.blocks:
+            keep = torch.rand(len(x), generator=generator) < 0.3
+            if bool(keep.any()):
+                x = torch.where(keep[:, None], x + block(x).tanh(), x)
+        return x
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def depth_per_sample(loop: Loop) -> None:
+    """Stochastic depth per sample, which now and then drops a block for the whole batch."""
+    train_skipping(loop, loop.wrap(Masked(6)))
 
 
 class Normed(nn.Module):
@@ -261,6 +347,14 @@ def compiled_within_skipping(loop: Loop) -> None:
         loss(model(loop.batch(step), uneven(loop.rank, step) if step % 2 else ())).backward()
 
 
+@kind(three=True)
+def small_buckets_and_heads(loop: Loop) -> None:
+    """Many buckets and three outputs with a backward each."""
+    for model, step in loop.training(Apart(3), bucket_cap_mb=0.0003):
+        for output in model(loop.batch(step)):
+            loss(output).backward()
+
+
 class Odd(nn.Module):
     """Parameters of odd shapes: a number, none at all, a frozen one, one that is used through a view."""
 
@@ -301,6 +395,40 @@ def jacobian_by_func(loop: Loop) -> None:
     train_skipping(loop, loop.wrap(Mapped()))
 
 
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(SIZE, 2, SIZE, dropout=0.0, batch_first=True) for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:
+        x = x[None]
+        for index, layer in enumerate(self.layers):
+            if index != 1 + (rank + step) % 2:
+                x = layer(x)
+        return x
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def transformer_layers(loop: Loop) -> None:
+    """torch's own encoder layers, of which each rank leaves one out."""
+    train_skipping(loop, loop.wrap(Attending()))
+
+
+@kind()
+def parametrized(loop: Loop) -> None:
+    """Weight normalization as a parametrization."""
+    model = mlp()
+    nn.utils.parametrize.register_parametrization(model[0], "weight", _Halved())
+    train(loop, loop.wrap(model))
+
+
+class _Halved(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / (1 + x.norm())
+
+
 class _Scaled(torch.autograd.Function):
     """An own function with two inputs, which has no gradient for the second one now and then."""
 
@@ -329,3 +457,36 @@ class Undefined(nn.Module):
 def function_without_gradient(loop: Loop) -> None:
     """An own function returns None for a parameter on some ranks: DDP's hook fires with an undefined gradient."""
     train_skipping(loop, loop.wrap(Undefined()))
+
+
+@kind()
+def detached_on_one_rank(loop: Loop) -> None:
+    """A part's output is multiplied by zero on a rank, so that it has gradients of zero."""
+    for model, step in loop.training(Heads()):
+        one, other = model(loop.batch(step))
+        (loss(one) + loss(other) * float(loop.rank == step % 2)).backward()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def cut_off_on_one_rank(loop: Loop) -> None:
+    """A part's output is detached on a rank in turn."""
+    for model, step in loop.training(Heads()):
+        one, other = model(loop.batch(step))
+        (loss(one) + loss(other.detach() if loop.rank == step % 2 else other)).backward()
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def truncated_backward(loop: Loop) -> None:
+    """Progressive layers: the lower blocks run without gradients, fewer of them in each step."""
+    for model, step in loop.training(_Progressive(), count=5):
+        loss(model(loop.batch(step), 3 - step)).backward()
+
+
+class _Progressive(Blocks):
+    def forward(self, x: torch.Tensor, without: int) -> torch.Tensor:  # type: ignore[override]
+        with torch.no_grad():
+            for block in self.blocks[: max(0, without)]:
+                x = block(x).tanh()
+        for block in self.blocks[max(0, without) :]:
+            x = block(x).tanh()
+        return x

@@ -115,11 +115,39 @@ def _more_backwards(loop: Loop, ranks: Dict[int, int]) -> None:
             value.backward()
 
 
+@kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection closed", three=True)
+def heads_asymmetric(loop: Loop) -> None:
+    """Each rank uses another head in one backward of a sum."""
+    for model, step in loop.training(Heads(3)):
+        outputs = model(loop.batch(step))
+        (loss(outputs[0]) + loss(outputs[1 + (loop.rank + step) % 2])).backward()
+
+
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def task_per_step(loop: Loop) -> None:
     """Multi-task learning: a task, and with it a head, each step."""
     for model, step in loop.training(Heads(3), count=6):
         loss(model(loop.batch(step), [step % 3])[0]).backward()
+
+
+@kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection closed", three=True)
+def task_per_rank(loop: Loop) -> None:
+    """Each rank trains a task of its own, with a head that the others never use."""
+    for model, step in loop.training(Heads(3)):
+        loss(model(loop.batch(step), [loop.rank])[0]).backward()
+
+
+@kind(plain="error", plain_cause=UNFINISHED + "|" + TWICE, three=True)
+def tasks_accumulated(loop: Loop) -> None:
+    """A forward and a backward for each task, then one step, without no_sync."""
+    model = loop.wrap(Heads(3))
+    optimizer = sgd(model)
+    for step in loop.steps():
+        optimizer.zero_grad()
+        for task in range(3):
+            loss(model(loop.batch(step, task), [task])[0]).backward()
+            loop.sync(model)
+        optimizer.step()
 
 
 @kind(three=True)
@@ -235,6 +263,17 @@ def outputs_kept_over_steps(loop: Loop) -> None:
         loss(history[-1][step % 2]).backward()
 
 
+@kind()
+def losses_kept_over_steps(loop: Loop) -> None:
+    """Losses are summed for the log with their graphs."""
+    model, total = loop.wrap(mlp()), torch.zeros(())
+    for step in loop.trained(model):
+        value = loss(model(loop.batch(step)))
+        total = total + value
+        value.backward()
+    assert total.requires_grad
+
+
 @dataclass
 class Made:
     main: Any
@@ -303,6 +342,25 @@ def outputs_in_an_object(loop: Loop) -> None:
     for model, step in loop.training(_Shaped(_Opaque)):
         made = model(loop.batch(step))
         (loss(made.main) + (loss(made.spare) if step % 2 else 0)).backward()
+
+
+class _Losing(nn.Module):
+    """Computes its loss itself and returns a dict with numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Heads()
+
+    def forward(self, x: torch.Tensor, task: int) -> Any:
+        value = loss(self.net(x, [task])[0])
+        return {"loss": value, "log": float(value.detach())}
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def model_returns_its_loss(loop: Loop) -> None:
+    """The model returns a scalar loss, which the loop weighs."""
+    for model, step in loop.training(_Losing()):
+        (0.5 * model(loop.batch(step), (step + loop.rank) % 2)["loss"]).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -374,6 +432,14 @@ def parameter_among_outputs(loop: Loop) -> None:
     for model, step in loop.training(_Returning()):
         output, scale, same = model(loop.batch(step).requires_grad_(), step % 2)
         (loss(output * scale) + same.mean()).backward()
+
+
+@kind(three=True)
+def same_output_in_two_losses(loop: Loop) -> None:
+    """One output reaches the loss in three ways, through a view and a chunk of it as well."""
+    for model, step in loop.training(mlp()):
+        output = model(loop.batch(step))
+        (loss(output) + output.view(-1)[3] + sum(piece.mean() for piece in output.chunk(2))).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
