@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from tests.fastnlp import launch, releases
 from tests.fastnlp.launch import JOB, Scenario
+from tests.support import ranks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -82,15 +82,7 @@ for rank in (1, 2):
     for name, environ in (("unpatched", {}), ("ours", ON)):
         folder = tmp_path / name
         folder.mkdir()
-        subprocess.run([sys.executable, str(script), str(folder)], check=True, env=environment(environ))
+        subprocess.run([sys.executable, str(script), str(folder)], check=True, env=ranks.with_release(environ))
         logs[name] = {file.name: file.read_text() for file in folder.glob("*_std.log")}
     assert logs["unpatched"] == {"0_std.log": "this is rank 2\n"}
     assert logs["ours"] == {f"{rank}_std.log": f"this is rank {rank}\n" for rank in (1, 2)}
-
-
-def environment(more: Dict[str, str]) -> Dict[str, str]:
-    from tests.support import ranks
-
-    whole = ranks.environment(more)
-    whole["PYTHONPATH"] = os.pathsep.join([whole["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
-    return whole

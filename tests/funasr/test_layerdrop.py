@@ -18,28 +18,14 @@ from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
 from tests.funasr import models, trained
 from tests.skipping import compared
-from tests.skipping.compared import Found
 from tests.support.decided import decided
 
 pytestmark = pytest.mark.patches("funasr.layerdrop")
 NAMES = list(models.MODELS)
 BRANCHES = ("attention", "both")
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return compared.trained(tmp_path_factory.mktemp("funasr"), models, NAMES, "funasr_layerdrop")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_plain_torch_fails_and_skips_apart(found: Found, name: str) -> None:
-    compared.fails_without(found, name)
-
-
-@pytest.mark.patches("torch.layerdrop")
-@pytest.mark.parametrize("name", NAMES)
-def test_all_ranks_skip_the_same_layers(found: Found, name: str) -> None:
-    compared.skips_alike(found, name, models)
+found, test_plain_torch_fails_and_skips_apart, test_all_ranks_skip_the_same_layers = compared.suite(
+    models, NAMES, "funasr"
+)
 
 
 def loss(encoder: Any) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
@@ -16,6 +16,31 @@ from tests.support import ranks
 Found = Dict[str, List[Rank]]
 # Switches off the fixes for models of any origin, so that a toolkit's own is what acts.
 OF_ANY_ORIGIN = {f"{name}_layerdrop": "0" for name in ("torch", "transformers")}
+
+
+def suite(models: Any, names: Sequence[str], toolkit: str) -> Tuple[Any, Any, Any]:
+    """The fixture ``found`` of a toolkit's file of tests, and its two tests of each model.
+
+    Args:
+        models: the module of tests with the models.
+        names: of the models.
+        toolkit: the beginning of the setting of its own fix.
+    """
+
+    @pytest.fixture(scope="module", name="found")
+    def made(tmp_path_factory: pytest.TempPathFactory) -> Found:
+        return trained(tmp_path_factory.mktemp(toolkit), models, names, f"{toolkit}_layerdrop")
+
+    @pytest.mark.parametrize("name", names)
+    def plain(found: Found, name: str) -> None:
+        fails_without(found, name)
+
+    @pytest.mark.patches("torch.layerdrop")
+    @pytest.mark.parametrize("name", names)
+    def patched(found: Found, name: str) -> None:
+        skips_alike(found, name, models)
+
+    return made, plain, patched
 
 
 def trained(folder: Path, models: Any, names: Sequence[str], fix: str) -> Found:
