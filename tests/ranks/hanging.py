@@ -114,13 +114,6 @@ def reads(read: Callable[[], Any], workers: int = 0) -> Callable[[Job], None]:
     return train
 
 
-def read_slowly() -> None:
-    """Reading that moves, for longer than the limit."""
-    for _ in range(30):
-        time.sleep(0.1)
-        time.sleep(0.1)
-
-
 def evaluate(job: Job, seconds: float) -> None:
     job.model.eval()
     with torch.no_grad():
@@ -224,16 +217,6 @@ def unreached(job: Job) -> None:
     distributed.barrier()
 
 
-def lists(job: Job) -> None:
-    """The commonest job of all: two epochs over batches of which one rank has fewer, and a barrier after each."""
-    batches = [torch.ones(1, 2)] * (3 if job.rank == 1 else 5)
-    for epoch in range(2):
-        for batch in batches:
-            job.step(batch)
-        distributed.barrier()
-        assert epoch < 2
-
-
 def save_all() -> None:
     distributed.barrier()
 
@@ -316,9 +299,7 @@ def computes(job: Job) -> None:
 JOBS: Dict[str, Callable[[Job], None]] = {
     "shifted": shifted,
     "stuck_worker": reads(stop_worker, workers=1),
-    "slow_reader": reads(read_slowly),
     "slow_loader": reads(lambda: time.sleep(2.5)),
-    "some_only": lambda job: job.train(lambda: distributed.all_reduce(torch.ones(1)), 0),
     "sizes": lambda job: job.train(lambda: distributed.all_reduce(torch.ones(1 if job.rank else 2)), ALL),
     "evaluation": lambda job: job.train(lambda: evaluate(job, LONG), 0),
     "evaluates": lambda job: job.train(lambda: evaluate(job, 6.5), ALL),
@@ -333,7 +314,7 @@ JOBS: Dict[str, Callable[[Job], None]] = {
     **{
         each.__name__: each
         for each in (
-            *(uneven, debugged, saving, accumulating, windows, skips, calls_twice, unreached, lists),
+            *(uneven, debugged, saving, accumulating, windows, skips, calls_twice, unreached),
             *(undone, saves, gives_up_elsewhere, computes),
         )
     },

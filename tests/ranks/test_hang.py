@@ -83,12 +83,9 @@ HERE = r"hanging\.py:\d+"
 STILL = "which ranks 0 and 2 are still in"
 STAGED: Dict[str, Said] = {
     "uneven": Said("rank 1 waits in barrier", HERE, rf"Rank 1 is past the loop of {HERE}, {STILL}. Uneven data"),
-    "lists": Said("rank 1 waits in barrier", HERE, "Did the loop end earlier on some ranks"),
     "stuck_worker": Said(
         "rank 1 has been in DataLoader.__next__", HERE, r"loader worker 0 \(process \d+\) is stopped \(SIGSTOP\)"
     ),
-    "slow_reader": Said("rank 1 is in DataLoader.__next__", HERE, "It is moving: late, not stuck"),
-    "some_only": Said("(rank 0 waits in all_reduce|torch counts 1 call more on rank 0)", HERE, "on some ranks only"),
     "sizes": Said("rank 0 waits in all_reduce of 2 float32", HERE, "The calls differ in size or rank"),
     "evaluation": Said("rank 0 (is|has been) in evaluation, evaluate", HERE, "Evaluation on some ranks only"),
     "saving": Said(f"rank 0 {MOVES} in a save, torch.save", HERE, "A save on some ranks only, or a slow file system"),

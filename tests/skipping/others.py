@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Tuple
+from typing import Dict, Tuple
 
-import numpy as np
+import numpy
 import torch
 from torch import nn
-from torch.nn import functional
 
-from tests.skipping.shapes import LAYERS, Encoder, step
+from tests.skipping.shapes import LAYERS, Encoder, step, written
 
 
 class Whole(Encoder):
@@ -29,15 +28,52 @@ class Whole(Encoder):
         return x
 
 
-class Dropout(Whole):
-    def within(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.dropout(x, 0.3, self.training)
+# What they draw, and whether before the layers or within each turn; then what their layers get.
+DRAWS: Dict[str, Tuple[str, str, str]] = {
+    "Dropout": ("within", "pass", "nn.functional.dropout(x, 0.3, self.training)"),
+    "DropoutByHand": ("within", "keep = torch.rand(x.shape) > self.rate", "x * keep / (1 - self.rate)"),
+    "Mixup": (
+        "before",
+        "part = float(numpy.random.beta(0.4, 0.4))",
+        "part * x + (1 - part) * x[torch.randperm(len(x))]",
+    ),
+    "Negatives": ("before", "pass", "x - 0.1 * x[torch.randint(0, len(x), (len(x),))]"),
+    "Flip": ("before", "flips = self.training and torch.rand(1).item() < self.rate", "x.flip(-1) if flips else x"),
+    "FlipRows": (
+        "before",
+        "rows = [row.flip(-1) if random.random() < self.rate else row for row in x]",
+        "torch.stack(rows)",
+    ),
+    "Gain": ("within", "pass", "x * random.uniform(0.8, 1.2)"),
+    "EitherInput": (
+        "before",
+        "pass",
+        "self.layers[0](x) if torch.rand(1) < self.rate else self.layers[0](x.flip(-1))",
+    ),
+    "Crop": ("before", "start = random.randrange(2)", "nn.functional.pad(x[:, start : start + 3], (0, 1))"),
+    "Gumbel": (
+        "before",
+        "noise = -torch.log(-torch.log(torch.rand_like(x) + 1e-6) + 1e-6)",
+        "torch.softmax(x + noise, -1)",
+    ),
+    "Masked": ("before", "mask = torch.bernoulli(torch.full(x.shape, 0.2)).bool()", "x.masked_fill(mask, 0)"),
+    "Shuffled": ("before", "order = random.sample(range(len(x)), len(x))", "x[order]"),
+    "Temperature": ("within", "pass", "torch.softmax(x / (0.5 + torch.rand(1)), -1)"),
+}
+CLASS = """
+class {name}(Whole):
+    def {method}(self, x):
+        {draw}
+        return {given}
+"""
 
 
-class DropoutByHand(Whole):
-    def within(self, x: torch.Tensor) -> torch.Tensor:
-        keep = torch.rand(x.shape) > self.rate
-        return x * keep / (1 - self.rate)
+def drawing(name: str, method: str, draw: str, given: str) -> type:
+    names = {**globals(), "numpy": numpy}
+    return written(name, CLASS.format(name=name, method=method, draw=draw, given=given), names)
+
+
+OF_DRAWS = tuple(drawing(name, *words) for name, words in DRAWS.items())
 
 
 class DropPath(Whole):
@@ -72,29 +108,6 @@ class TimeMask(Whole):
         return x
 
 
-class Mixup(Whole):
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        share = float(np.random.beta(0.4, 0.4))
-        return share * x + (1 - share) * x[torch.randperm(len(x))]
-
-
-class Negatives(Whole):
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        return x - 0.1 * x[torch.randint(0, len(x), (len(x),))]
-
-
-class Flip(Whole):
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and torch.rand(1).item() < self.rate:
-            return x.flip(-1)
-        return x
-
-
-class FlipRows(Whole):
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([row.flip(-1) if random.random() < self.rate else row for row in x])
-
-
 class Augmentations(Whole):
     """Modules without parameters, each used or not."""
 
@@ -123,11 +136,6 @@ class SampledAugmentation(Augmentations):
         return x
 
 
-class Gain(Whole):
-    def within(self, x: torch.Tensor) -> torch.Tensor:
-        return x * random.uniform(0.8, 1.2)
-
-
 class Noise(Whole):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -148,17 +156,6 @@ class Forcing(Whole):
         return previous
 
 
-class EitherInput(Whole):
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers[0](x) if torch.rand(1) < self.rate else self.layers[0](x.flip(-1))
-
-
-class Crop(Whole):
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        start = random.randrange(2)
-        return functional.pad(x[:, start : start + 3], (0, 1))
-
-
 class Chunk(Whole):
     """WeNet's dynamic chunks: a drawn size, which is compared."""
 
@@ -167,24 +164,6 @@ class Chunk(Whole):
         if size > 2:
             size = 4
         return torch.cat([x[:, :size].cumsum(1), x[:, size:]], 1)
-
-
-class Gumbel(Whole):
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        noise = -torch.log(-torch.log(torch.rand_like(x) + 1e-6) + 1e-6)
-        return torch.softmax(x + noise, -1)
-
-
-class Masked(Whole):
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        return x.masked_fill(torch.bernoulli(torch.full(x.shape, 0.2)).bool(), 0)
-
-
-class Shuffled(Whole):
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        order = list(range(len(x)))
-        random.shuffle(order)
-        return x[order]
 
 
 class Counted(Whole):
@@ -210,11 +189,6 @@ class Weighted(Whole):
             x = step(layer, x)
             total = total + weight * x
         return total
-
-
-class Temperature(Whole):
-    def within(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(x / (0.5 + torch.rand(1)), -1)
 
 
 class Auxiliary(Whole):
@@ -295,8 +269,7 @@ class Parts(Whole):
 
 
 ALL: Tuple[type, ...] = (
-    *(Dropout, DropoutByHand, DropPath, TimesZero, TimeMask, Mixup, Negatives, Flip, FlipRows, Augmentations),
-    *(KeptAugmentations, SampledAugmentation, Gain, Noise, Forcing, EitherInput, Crop, Chunk, Gumbel, Masked),
-    *(Shuffled, Counted, Weighted, Temperature, Auxiliary, Threshold),
-    *(ShapeAfterNoise, NoisyWeights, Parts),
+    *OF_DRAWS,
+    *(DropPath, TimesZero, TimeMask, Augmentations, KeptAugmentations, SampledAugmentation, Noise, Forcing, Chunk),
+    *(Counted, Weighted, Auxiliary, Threshold, ShapeAfterNoise, NoisyWeights, Parts),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import linecache
 import random
-from random import random as coin
 from typing import Any, Dict, Iterator, List, Tuple, cast
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 LAYERS = 6
+coin = random.random
 
 
 class Encoder(nn.Module):
@@ -33,23 +33,62 @@ def drops(rate: float, training: bool = True) -> bool:
     return training and random.random() < rate
 
 
-# The loop that most of them have. By the class: what stands before it, and the condition on which a layer is left out.
+class Rates(Encoder):
+    """Stochastic depth, linear in the depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [0.8 * index / LAYERS for index in range(LAYERS)]
+
+
+class Dictionary(Encoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({f"layer{index}": nn.Linear(4, 4) for index in range(LAYERS)})  # type: ignore
+
+
+class Methods(Encoder):
+    """What draws is a method."""
+
+    def drops(self) -> Any:
+        return self.training and torch.rand(1).item() < self.rate
+
+    def draw(self) -> Any:
+        """A number for a layer."""
+        return torch.rand(1).item()
+
+    def statements(self) -> bool:
+        if not self.training:
+            return False
+        return random.random() < self.rate
+
+
+class Cached(Encoder):
+    """Its list is made when it is read first, and drawn."""
+
+    @functools.cached_property
+    def blocks(self) -> List[Any]:
+        return shuffled(self.layers)
+
+
+# The loop that most of them have. By the class: what stands before it, the condition on which a layer is left out, what
+# the loop goes over, and the base.
 LOOP = """
-class {name}(Encoder):
+class {name}({base}):
     def forward(self, x):
         {before}
-        for i, layer in enumerate(self.layers):
+        for {turn}:
             if {condition}:
                 continue
             x = step(layer, x)
         return x
 """
-LOOPS: Dict[str, Tuple[str, str]] = {
+EACH = "i, layer in enumerate(self.layers)"
+LOOPS: Dict[str, Tuple[str, ...]] = {
     "Scalar": ("", "self.training and torch.rand([]) < self.rate"),
     "OnDevice": ("", "self.training and torch.rand(1, device=x.device, dtype=torch.float64) < self.rate"),
     "Imported": ("", "self.training and coin() < self.rate"),
     "Uniform": ("", "not (random.uniform(0, 1) > self.rate or not self.training)"),
-    "Percent": ("", "self.training and np.random.uniform(0, 100) < 100 * self.rate"),
     "Survival": ("survival = 1 - self.rate", "self.training and torch.rand(1, dtype=torch.float64) > survival"),
     # ESPnet's, and SpeechBrain's.
     "EmptyVector": (
@@ -64,27 +103,59 @@ LOOPS: Dict[str, Tuple[str, str]] = {
     "ListedDraws": ("draws = [random.random() for _ in self.layers]", "self.training and draws[i] < self.rate"),
     "Depth": ("", "self.training and random.random() < self.rate * (i + 1) / len(self.layers)"),
     "Function": ("", "drops(self.rate, self.training)"),
-    "Bernoulli": ("", "self.training and torch.bernoulli(torch.tensor(self.rate))"),
-    "Integer": ("", "self.training and random.randint(0, 99) < 100 * self.rate"),
     "Sampled": ("chosen = random.sample(range(LAYERS), 3) if self.training else range(LAYERS)", "not (i in chosen)"),
     "ByData": ("", "self.training and torch.rand(1) < x.abs().mean()"),
-    # One number for all layers: the whole stack runs, or none of it.
-    "Once": ("draw = random.random()", "self.training and draw < self.rate"),
     # The first layer has another turn before the loop.
     "RunBefore": ("x = step(self.layers[0], x)", "self.training and random.random() < self.rate"),
+    "Walrus": ("", "(draw := torch.rand(1).item()) < self.rate and self.training"),
+    "Zipped": ("", "self.training and draw < self.rate", "layer, draw in zip(self.layers, torch.rand(LAYERS))"),
+    "ListedTruths": (
+        "dropped = [self.training and coin() < self.rate for _ in range(LAYERS)]",
+        "drop",
+        "layer, drop in zip(self.layers, dropped)",
+    ),
+    # The first layer always runs.
+    "ChangedMask": ("keep = torch.rand(LAYERS) >= self.rate; keep[0] = True", "not (keep[i] or not self.training)"),
+    "ZippedRates": (
+        "",
+        "self.training and torch.rand(1).item() < rate",
+        "layer, rate in zip(self.layers, self.rates)",
+        "Rates",
+    ),
+    "IndexedRates": ("", "self.training and self.rates[i] > 0 and random.random() < self.rates[i]", EACH, "Rates"),
+    "Method": ("", "self.drops()", EACH, "Methods"),
+    "Drawn": ("", "self.training and self.draw() < self.rate", EACH, "Methods"),
+    "Kept": (
+        "kept = [layer for layer in self.layers if not self.training or random.random() >= self.rate]",
+        "False",
+        "layer in kept",
+    ),
+    "SampledLayers": ("", "False", "layer in random.sample(list(self.layers), 3)"),
+    # The first layers only, as many as are drawn.
+    "Shallow": (
+        "depth = random.randint(1, LAYERS) if self.training else LAYERS",
+        "False",
+        "layer in self.layers[:depth]",
+    ),
+    "Items": ("", "self.training and random.random() < self.rate", "_, layer in self.layers.items()", "Dictionary"),
+    "CachedList": ("", "random.random() < self.rate", "layer in self.blocks", "Cached"),
 }
 
 
-def written(name: str) -> type:
-    """The class of a loop, whose source is where that of any file is looked for."""
-    before, condition = LOOPS[name]
-    text, file = LOOP.format(name=name, before=before or "pass", condition=condition), f"{__file__}:{name}"
+def written(name: str, text: str, scope: Dict[str, Any]) -> type:
+    """A class from its text, whose source is where that of any file is looked for."""
+    file = f"{scope['__file__']}:{name}"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    exec(compile(text, file, "exec"), globals())
-    return cast(type, globals()[name])
+    exec(compile(text, file, "exec"), scope)
+    return cast(type, scope[name])
 
 
-OF_LOOPS = tuple(map(written, LOOPS))
+def loop(name: str, before: str, condition: str, turn: str = EACH, base: str = "Encoder") -> type:
+    text = LOOP.format(name=name, before=before or "pass", condition=condition, turn=turn, base=base)
+    return written(name, text, globals())
+
+
+OF_LOOPS = tuple(loop(name, *words) for name, words in LOOPS.items())
 
 
 class Item(Encoder):
@@ -137,86 +208,6 @@ class Vector(Encoder):
             if self.training and draws[i].item() < self.rate:
                 continue
             x = step(self.layers[i], x)
-        return x
-
-
-class Zipped(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer, draw in zip(self.layers, torch.rand(LAYERS)):
-            if self.training and draw < self.rate:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class ListedTruths(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        dropped = [self.training and coin() < self.rate for _ in range(LAYERS)]
-        for layer, drop in zip(self.layers, dropped):
-            if drop:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class ChangedMask(Encoder):
-    """The first layer always runs."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep = torch.rand(LAYERS) >= self.rate
-        keep[0] = True
-        for i, layer in enumerate(self.layers):
-            if keep[i] or not self.training:
-                x = step(layer, x)
-        return x
-
-
-class Rates(Encoder):
-    """Stochastic depth, linear in the depth."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rates = [0.8 * index / LAYERS for index in range(LAYERS)]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer, rate in zip(self.layers, self.rates):
-            if self.training and torch.rand(1).item() < rate:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class IndexedRates(Rates):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for index, layer in enumerate(self.layers):
-            if self.training and self.rates[index] > 0 and random.random() < self.rates[index]:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class Method(Encoder):
-    def drops(self) -> Any:
-        return self.training and torch.rand(1).item() < self.rate
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.drops():
-                continue
-            x = step(layer, x)
-        return x
-
-
-class Drawn(Encoder):
-    def draw(self) -> Any:
-        """A number for a layer."""
-        return torch.rand(1).item()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.training and self.draw() < self.rate:
-                continue
-            x = step(layer, x)
         return x
 
 
@@ -314,23 +305,6 @@ class While(Encoder):
         return x
 
 
-class Kept(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept = [layer for layer in self.layers if not self.training or random.random() >= self.rate]
-        for layer in kept:
-            x = step(layer, x)
-        return x
-
-
-class Walrus(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if (draw := torch.rand(1).item()) < self.rate and self.training:
-                continue
-            x = step(layer, x) + 0 * draw
-        return x
-
-
 class Checkpointed(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -347,19 +321,6 @@ class Conditional(Encoder):
         return x
 
 
-class Dictionary(Encoder):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleDict({f"layer{index}": nn.Linear(4, 4) for index in range(LAYERS)})  # type: ignore
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _, layer in self.layers.items():  # type: ignore[operator]
-            if self.training and random.random() < self.rate:
-                continue
-            x = step(layer, x)
-        return x
-
-
 class Unrolled(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.layers[0](x)
@@ -367,37 +328,6 @@ class Unrolled(Encoder):
             x = step(self.layers[1], x)
         if not self.training or random.random() >= self.rate:
             x = step(self.layers[2], x)
-        return x
-
-
-class TorchGenerator(Encoder):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator()
-        self.generator.seed()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.training and torch.rand(1, generator=self.generator) < self.rate:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class SampledLayers(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in random.sample(list(self.layers), 3):
-            x = step(layer, x)
-        return x
-
-
-class Shallow(Encoder):
-    """The first layers only, as many as are drawn."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        depth = random.randint(1, LAYERS) if self.training else LAYERS
-        for layer in self.layers[:depth]:
-            x = step(layer, x)
         return x
 
 
@@ -422,15 +352,10 @@ class TensorRate(Encoder):
         return x
 
 
-class Statements(Encoder):
-    def drops(self) -> bool:
-        if not self.training:
-            return False
-        return random.random() < self.rate
-
+class Statements(Methods):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            skip = self.drops()
+            skip = self.statements()
             if skip:
                 continue
             x = step(layer, x)
@@ -572,34 +497,15 @@ class CountedList(Encoder):
         return x * self.reads
 
 
-class CachedList(Encoder):
-    """Its list is made when it is read first, and drawn."""
-
-    @functools.cached_property
-    def blocks(self) -> List[Any]:
-        return shuffled(self.layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            if random.random() >= self.rate:
-                x = step(block, x)
-        return x
-
-
 def shuffled(layers: Any) -> List[Any]:
     return random.sample(list(layers), LAYERS)
 
 
 ALL: Tuple[type, ...] = (
     *OF_LOOPS,
-    *(Item, Random, Numpy, NumpyGenerator, Vector),
-    *(Zipped, ListedTruths, Rates, IndexedRates),
-    *(ChangedMask, Method, Drawn),
-    *(Runs, Elsewhere, Blocks, Arounds, Listed, While, Kept, Walrus, Checkpointed, Conditional, Dictionary),
-    *(Unrolled, TorchGenerator, SampledLayers, Shallow),
-    *(RunElsewhere, TensorRate, Statements, Private),
-    *(Coupled, Bookkeeping, Fraction, HandedElsewhere, WithoutAModule, Closed, ClosedRate),
-    *(CountedList, CachedList),
+    *(Item, Random, Numpy, NumpyGenerator, Vector, Runs, Elsewhere, Blocks, Arounds, Listed, While),
+    *(Checkpointed, Conditional, Unrolled, RunElsewhere, TensorRate, Statements, Private, Coupled, Bookkeeping),
+    *(Fraction, HandedElsewhere, WithoutAModule, Closed, ClosedRate, CountedList),
 )
 
 
