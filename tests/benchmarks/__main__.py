@@ -30,7 +30,6 @@ SECTIONS: Dict[str, Tuple[str, str]] = {
     "imports": ("imports:with_toolkits", "Imports, DDPFIX=1 and toolkits"),
     "layer": ("layers:a_layer", "Training forward, shared decisions above stock"),
     "plain": ("plain:a_step", "Plain DDP step in which every parameter is used"),
-    "step": ("layers:a_step", "Training step of WavLM-base's size"),
     "ranks": ("ranks:a_step", "DDP step on two ranks, stock with find_unused_parameters=True"),
     "wrapping": ("ranks:wrapping", "Wrapping a model on two ranks"),
 }

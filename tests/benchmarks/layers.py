@@ -1,27 +1,23 @@
-"""What shared decisions cost in a training forward: a layer, a call, and as a share of a real step.
+"""What shared decisions cost in a training forward: a layer, and once a forward.
 
 The layers are replaced by ones that hand their input on, so that what is timed is the loop around them: in stock a
 draw and a comparison a layer, with ddpfix the same draw and our answer to it. Stock compares tensors and we compare
-numbers, so a forward may well be faster with ddpfix; what our own code takes is therefore shown by itself too.
+numbers, so a forward may well be faster with ddpfix.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple, cast
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 import torch
-import transformers
 from torch import nn
 
 from ddpfix import engine
-from ddpfix.layerdrop import call as calls
-from ddpfix.layerdrop import cover, decisions, training
+from ddpfix.layerdrop import cover, training
 from tests.benchmarks.measure import take_turns
 from tests.benchmarks.report import Figure
 from tests.support import zoo
@@ -95,10 +91,7 @@ def _active() -> Iterator[None]:
 def a_layer(folder: Path, quick: bool) -> List[Figure]:
     """A forward with free layers, with ddpfix above stock."""
     with _active():
-        return [
-            *(figure for stack in STACKS for figure in _of_stack(stack, quick)),
-            Figure("our own code, a layer", _answer_us(quick), "us", note="the answer and the comparison"),
-        ]
+        return [figure for stack in STACKS for figure in _of_stack(stack, quick)]
 
 
 def _of_stack(stack: Stack, quick: bool) -> Iterator[Figure]:
@@ -152,59 +145,3 @@ def _loop_us(call: Callable[[], Any], times: int) -> float:
     for _ in range(times):
         call()
     return (time.process_time() - begun) / times * 1e6
-
-
-class _Encoder(nn.Module):
-    """One layer, of which a comparison decides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.layerdrop = nn.ModuleList([nn.Linear(1, 1)]), 1e-30
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if torch.rand([]) < self.layerdrop:
-                continue
-            x = layer(x)
-        return x
-
-
-def _answer_us(quick: bool) -> float:
-    encoder, stock = _Encoder(), torch.rand([])
-    step = training.Step(training.Replica(encoder, 1), 0)
-    call = calls.StepCall(encoder, 1, step, "", 0)
-    comparison = calls.Comparison(decisions.of(cast(FunctionType, _Encoder.forward)).shared()[0], 0, "layerdrop", True)
-    token = calls.CURRENT.set(call)
-    try:
-        one = functools.partial(comparison, stock, encoder.layerdrop, None, encoder.layers[0])
-        return min(_loop_us(one, 1000) for _ in range(3 if quick else 20))
-    finally:
-        calls.CURRENT.reset(token)
-
-
-def a_step(folder: Path, quick: bool) -> List[Figure]:
-    """The share of a training step of a model of WavLM-base's size: 2 s of sound, two in a batch, one core."""
-    with _active():
-        own = _once_us(STACKS[0], _RATES["kept"], quick) + 12 * _answer_us(quick)
-        step = min(_wavlm_ms(quick))
-    return [
-        Figure("our own code, of a step", 100 * own / 1000 / step, "%", 0.2),
-        Figure("our own code", own, "us", note="the step, the call, and 12 answers"),
-        Figure("the step", step, "ms", note="forward and backward; an optimizer would make it longer"),
-    ]
-
-
-def _wavlm_ms(quick: bool) -> List[float]:
-    small = {"hidden_size": 48, "num_hidden_layers": 2, "intermediate_size": 96, "num_conv_pos_embeddings": 16}
-    config = transformers.WavLMConfig(**(small if quick else {}))
-    model = transformers.WavLMModel(config).train()
-    sound = torch.randn(2, 8000 if quick else 32000)
-
-    def step() -> float:
-        begun = time.process_time()
-        model.zero_grad(set_to_none=True)
-        model(sound).last_hidden_state.square().mean().backward()
-        return (time.process_time() - begun) * 1000
-
-    # The first step finds no memory to use again.
-    return [step() for _ in range(2 if quick else 4)][1:]

@@ -40,7 +40,7 @@ def main(words: Sequence[str]) -> int:
     # The end of the last ranks takes some seconds, too.
     outcomes = _outcomes(cells, facts, kept, chosen.again, begun + chosen.minutes * 60 - 8)
     notes = [] if facts["cuda"] or not any(cell.section == "table" for cell in cells) else [_ON_CPU]
-    text = report.markdown(facts, outcomes, time.monotonic() - begun, notes, kept.of_other_sources(cells))
+    text = report.markdown(facts, outcomes, time.monotonic() - begun, notes)
     print(text)
     if chosen.out:
         (chosen.out / "gpu.md").write_text(text + "\n", encoding="utf-8")

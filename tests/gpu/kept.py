@@ -1,7 +1,6 @@
 """What cells have found is kept in a file, so that the next call goes on where this one has stopped.
 
-A result counts on the machine, and with the releases, that it was found with. One that ddpfix of another state has
-found is kept and named.
+A result counts on the machine, with the releases, and for the state of ddpfix that it was found with.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 from tests.gpu.cells import Cell
 from tests.gpu.launch import Outcome
@@ -40,8 +39,7 @@ class Kept:
 
     def __init__(self, file: Optional[Path], machine: Dict[str, Any]) -> None:
         self._file = file
-        self._machine = json.dumps([machine[name] for name in _MACHINE])
-        self._source = source()
+        self._machine = json.dumps([source(), *(machine[name] for name in _MACHINE)])
         self._all: Dict[str, Any] = json.loads(file.read_text()) if file is not None and file.exists() else {}
 
     def _key(self, cell: Cell) -> str:
@@ -57,17 +55,12 @@ class Kept:
         """Keep what has run, as a whole or not at all."""
         for each in outcomes:
             if not each.left_out:
-                values = {"found": each.found, "error": each.error, "seconds": each.seconds, "source": self._source}
+                values = {"found": each.found, "error": each.error, "seconds": each.seconds}
                 self._all[self._key(each.cell)] = values
         if self._file is not None:
             part = self._file.with_suffix(".part")
             part.write_text(json.dumps(self._all, indent=1))
             part.replace(self._file)
-
-    def of_other_sources(self, cells: Sequence[Cell]) -> int:
-        """How many results ddpfix of another state than this one has found."""
-        known: List[Any] = [self._all.get(self._key(cell)) for cell in cells]
-        return sum(each is not None and each["source"] != self._source for each in known)
 
 
 def source() -> str:

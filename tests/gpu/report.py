@@ -23,14 +23,8 @@ def not_run(outcomes: Sequence[Outcome]) -> Dict[str, int]:
     return found
 
 
-def markdown(
-    machine: Dict[str, Any], outcomes: Sequence[Outcome], seconds: float, notes: Sequence[str], older: int = 0
-) -> str:
-    """The whole page.
-
-    Args:
-        older: how many results ddpfix of another state has found.
-    """
+def markdown(machine: Dict[str, Any], outcomes: Sequence[Outcome], seconds: float, notes: Sequence[str]) -> str:
+    """The whole page."""
     lines = ["# ddpfix on this machine", "", *header(machine), ""]
     for section in SECTIONS:
         lines += of_section(section, outcomes)
@@ -41,8 +35,6 @@ def markdown(
     if missing:
         reasons = " | ".join(f"{reason} {count}" for reason, count in sorted(missing.items()))
         lines.append(f"{sum(missing.values())} of {len(outcomes)} cells were not run ({reasons}).")
-    if older:
-        lines.append(f"{older} results are of another state of ddpfix: run them again (--again) before they are shown.")
     if not wrong and not missing:
         lines.append("All checks passed.")
     lines.append(f"Took {seconds:.0f} s.")

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.gpu import __main__, kept, launch, report, sections, syncs  # noqa: E402
+from tests.gpu import kept, launch, syncs  # noqa: E402
 from tests.gpu.catalogue import everything  # noqa: E402
 from tests.gpu.cells import GROUPS, Cell, lacking  # noqa: E402
 from tests.gpu.launch import Outcome  # noqa: E402
@@ -51,14 +51,7 @@ def ranks(**changes: Any) -> List[Dict[str, Any]]:
 )
 def test_what_is_wrong_is_named(changes: Dict[str, Any], said: str) -> None:
     outcome = Outcome(EXACT, ranks(**changes))
-    assert verdict(outcome, []) == said and report.failed([outcome]) == (said != "ok")
-
-
-def test_an_error_fails_and_what_is_left_out_does_not() -> None:
-    outcomes = [Outcome(EXACT, error="it broke"), Outcome(EXACT, left_out="no time was left")]
-    assert report.failed(outcomes) == 1
-    text = report.markdown(MACHINE, outcomes, 1.0, [])
-    assert "error: it broke" in text and "- Exactness (gloo, 2 ranks): no time was left" in text
+    assert verdict(outcome, []) == said
 
 
 def event(name: str, start: float, device: Any = None) -> Any:
@@ -131,15 +124,6 @@ def test_a_program_is_trained_as_by_torch(changes: Dict[str, Any], said: str) ->
     assert verdict(looped("late"), []) == "FAILED: there is nothing to compare it with"
 
 
-def test_cells_that_were_not_run_are_counted_by_reason() -> None:
-    well = looped("plain")
-    outcomes = [well, Outcome(EXACT, left_out="no time was left"), Outcome(EXACT, left_out="needs two cards")]
-    text = report.markdown(MACHINE, outcomes, 1.0, [])
-    assert "2 of 3 cells were not run (needs two cards 1 | no time was left 1)." in text
-    assert "All checks passed." not in text
-    assert "All checks passed." in report.markdown(MACHINE, [well], 1.0, [])
-
-
 def test_one_card_is_not_two() -> None:
     one = {**MACHINE, "devices": 1}
     reasons = {lacking(cell, one) for cell in everything(one, False) if cell.group == "nccl2"}
@@ -151,7 +135,7 @@ def test_one_card_is_not_two() -> None:
     assert not any(lacking(cell, MACHINE) for cell in everything(MACHINE, False))
 
 
-def test_results_are_kept_for_the_same_machine(tmp_path: Path) -> None:
+def test_results_are_kept_for_the_same_machine_and_ddpfix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "results.json"
     first = kept.Kept(file, MACHINE)
     first.add([Outcome(EXACT, ranks(), seconds=3.0), Outcome(replace(EXACT, mode="find"), left_out="no time was left")])
@@ -160,57 +144,8 @@ def test_results_are_kept_for_the_same_machine(tmp_path: Path) -> None:
     assert found is not None and found.found == ranks() and found.seconds == 3.0
     assert again.of(replace(EXACT, mode="find")) is None
     assert kept.Kept(file, {**MACHINE, "device": "another card"}).of(EXACT) is None
-    assert again.of_other_sources([EXACT]) == 0
-
-
-def test_results_of_another_ddpfix_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "results.json"
-    kept.Kept(file, MACHINE).add([Outcome(EXACT, ranks())])
     monkeypatch.setattr(kept, "source", lambda: "another")
-    assert kept.Kept(file, MACHINE).of_other_sources([EXACT, replace(EXACT, mode="find")]) == 1
-    text = report.markdown(MACHINE, [Outcome(EXACT, ranks())], 1.0, [], 1)
-    assert "1 results are of another state of ddpfix" in text
-
-
-def test_what_ran_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell that failed is run again where it is asked for, and all are with ``--again``."""
-    other = replace(EXACT, mode="find")
-    store = kept.Kept(tmp_path / "results.json", MACHINE)
-    store.add([Outcome(EXACT, ranks()), Outcome(other, error="it broke")])
-    asked: List[List[Cell]] = []
-
-    def run(cells: Any, *_: Any) -> List[Outcome]:
-        asked.append(list(cells))
-        return [Outcome(cell, ranks()) for cell in cells]
-
-    monkeypatch.setattr(__main__, "_run", run)
-    for again, expected in (("", []), ("failed", [other]), ("all", [EXACT, other])):
-        outcomes = __main__._outcomes([EXACT, other], MACHINE, store, again, 0.0)
-        assert asked.pop() == expected and [each.cell for each in outcomes] == [EXACT, other]
-
-
-def test_the_table_has_a_row_for_each_mode() -> None:
-    cell = Cell("table", "nccl1", "speed", "WavLM-large", "", "rate 0.1", {"rate": 0.1, "modes": ["flag", "late"]})
-    figures: Dict[str, Any] = {"turns": [200.0, 210.0], "layers": [22, 21], "peak": 5e4, "error": None}
-    figures.update(reserved=6e4, left=0.0, counts={"waits": 1.0, "copies": 1.0})
-    modes = {"flag": figures, "late": {**figures, "turns": [100.0, 105.0], "counts": {"waits": 0.0}}}
-    text = report.for_costs(MACHINE, [Outcome(cell, [{"modes": modes, "steps": 4}])])
-    row = "| NCCL, 1 rank | WavLM-large, rate 0.1 | late | 102.5 (100.0 to 105.0) | 0.50 | 21.5 | 0.0 | 0.0 | 50000 |"
-    assert row in text and "a card" in text.splitlines()[0]
-
-
-def test_the_kit_keeps_to_this_machine() -> None:
-    """A machine without a network may have no address for its own name."""
-    environ = launch.environment()
-    assert environ["GLOO_SOCKET_IFNAME"] == environ["NCCL_SOCKET_IFNAME"] == "lo"
-
-
-def test_what_torch_alone_cannot_do_is_left_out() -> None:
-    child = Outcome(Cell("starts", "nccl1", "children", "", "auto", "device_id"), [{"left_out": "torch alone cannot"}])
-    cells = [Cell("graphs", "gloo2", "graphs", "", mode, "whole step captured") for mode in ("plain", "auto")]
-    found = sections.torch_alone([child, *(Outcome(cell, error="no") for cell in cells)])
-    assert [each.left_out for each in found] == ["torch alone cannot", *["torch alone cannot do it here (no)"] * 2]
-    assert report.failed(found) == 0
+    assert kept.Kept(file, MACHINE).of(EXACT) is None
 
 
 @pytest.mark.parametrize("quick", [False, True])

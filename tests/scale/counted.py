@@ -10,20 +10,20 @@ from torch import distributed
 class Count:
     """The traffic of one rank with the store.
 
+    A question that is sent again does not count: how many there are is a matter of time.
+
     Attributes:
-        messages: that were sent, without looks.
-        looks: questions that were sent again: how many there are is a matter of time.
-        bytes: of the keys and values in both directions, looks left out.
+        messages: that were sent.
+        bytes: of the keys and values in both directions.
     """
 
     def __init__(self) -> None:
-        self.messages = self.looks = self.bytes = 0
+        self.messages = self.bytes = 0
         self._asked: Set[Tuple[Any, ...]] = set()
 
     def one(self, asks: bool, words: Tuple[Any, ...], answer: Any) -> Any:
         """Count one message and its answer."""
         if asks and words in self._asked:
-            self.looks += 1
             return answer
         if asks:
             self._asked.add(words)
@@ -33,8 +33,7 @@ class Count:
 
     def __sub__(self, other: Count) -> Count:
         found = Count()
-        found.messages, found.looks = self.messages - other.messages, self.looks - other.looks
-        found.bytes = self.bytes - other.bytes
+        found.messages, found.bytes = self.messages - other.messages, self.bytes - other.bytes
         return found
 
     def now(self) -> Count:

@@ -1,4 +1,4 @@
-"""Agreement, the comparison of replicas, and the hang watch, with any number of ranks against one store."""
+"""Agreement and the hang watch, with any number of ranks against one store."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ from statistics import median
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple
 from unittest import mock
 
-import torch
-from ddpfix.patches.torch.pipeline import ddp
-from ddpfix.patches.torch.pipeline.step_count import Clock, Clocks
-from ddpfix.patches.torch.replicas import comparison, divergence
 from torch import distributed
 
 from ddpfix import log
@@ -29,43 +25,35 @@ FACTS = {"version": "0.1.0", "torch.agreement": "applied", "LayerDrop": "the mod
 SEED = 2**60
 # Looks a second of all ranks that wait; a tenth of those of ranks with a process each.
 LOOKS = 1000
-# Optimizer steps between two comparisons, and steps of the run.
-EVERY, STEPS = 4, 16
+# Seconds after which a wait that nobody has judged is given up.
+_PATIENCE = 600.0
 
 
 class Part(NamedTuple):
     """What one part took.
 
     Attributes:
-        seconds: of the wall clock, for all ranks in one process.
         first: what the first rank sent.
         others: the most that any other rank sent, each number by itself.
         usual: the median of the messages of all ranks.
-        looks: all questions that were sent again, of all ranks.
-        server: seconds of the server's processor, its memory in MB, its keys.
         answers: what each rank got.
     """
 
-    seconds: float
     first: Count
     others: Count
     usual: float
-    looks: int
-    server: Dict[str, float]
     answers: List[Any]
 
 
 def _measured(world: World, act: Callable[[], List[Any]]) -> Part:
-    before, bore, begun = world.counted(), world.server.bore(), time.monotonic()
+    before = world.counted()
     answers = act()
-    seconds, after, bears = time.monotonic() - begun, world.server.bore(), world.counted()
-    sent = [now - then for now, then in zip(bears, before)]
+    sent = [now - then for now, then in zip(world.counted(), before)]
     most = Count()
     for each in sent[1:]:
         most.messages, most.bytes = max(most.messages, each.messages), max(most.bytes, each.bytes)
-    server = {**after, "seconds": after["seconds"] - bore["seconds"]}
     usual = median(each.messages for each in sent if each.messages)
-    return Part(seconds, sent[0], most, usual, sum(each.looks for each in sent), server, answers)
+    return Part(sent[0], most, usual, answers)
 
 
 def agree(world: World, limit: float = 300.0, without: int = 0, differs: int = -1) -> Part:
@@ -86,65 +74,6 @@ def agree(world: World, limit: float = 300.0, without: int = 0, differs: int = -
     # The threads of thousands of ranks share one interpreter here, and would do nothing but look.
     with mock.patch.object(stores, "_LOOKS", LOOKS):
         return _measured(world, lambda: world.together(rank, world.ranks[: world.size - without]))
-
-
-class _Wrapper:
-    """As much of DDP's wrapper as the comparison of replicas reads."""
-
-    process_group = None
-    require_backward_grad_sync = True
-
-    def __init__(self) -> None:
-        self.module = torch.nn.Linear(4, 4)
-
-    def _build_params_for_reducer(self) -> Any:
-        return list(self.module.parameters()), None
-
-
-class _Replica:
-    def __init__(self, parts: bool) -> None:
-        self._wrapper = _Wrapper()
-        with torch.no_grad():
-            for parameter in self._wrapper.module.parameters():
-                parameter.fill_(2.0 if parts else 1.0)
-        for parameter in self._wrapper.module.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        self.model = ddp.Wrapped(self._wrapper, "model")
-        self._clock = Clock(self.model, Clocks())
-        self.counts = divergence.Counts(self._clock)
-        self._watch = divergence.Comparison(self.model, self.counts, "warn", EVERY)
-        self._optimizer = torch.optim.SGD(self._wrapper.module.parameters(), lr=0.1)
-
-    def step(self) -> bool:
-        """One step; whether it is known by now that the replicas have parted."""
-        self._watch.step_begins()
-        self._clock.end(None)
-        self._watch.step_ended(self._optimizer)
-        return bool(self.counts.reported)
-
-
-def compare(world: World, parts: int = -1) -> Part:
-    """All ranks train for some steps, and compare their replicas meanwhile.
-
-    Args:
-        world: the ranks, which have met.
-        parts: a rank with other parameters.
-    """
-
-    def all_ranks() -> List[Any]:
-        replicas = []
-        for rank in world.ranks:
-            with world.turn(rank):
-                replicas.append(_Replica(rank == parts))
-        for _ in range(STEPS):
-            for rank in world.ranks:
-                with world.turn(rank):
-                    replicas[rank].step()
-        return [each.counts.reported for each in replicas]
-
-    # As often as is allowed: the clock of this process, by which they are fewer, is that of all ranks.
-    with mock.patch.object(comparison.ComparisonInterval, "steps", lambda self, done: EVERY):
-        return _measured(world, all_ranks)
 
 
 @contextlib.contextmanager
@@ -179,7 +108,7 @@ def _names(thread: threading.Thread) -> List[str]:
     return found
 
 
-def watch(world: World, limit: float, absent: int = 0, folder: str = "", most: float = 600.0) -> Part:
+def watch(world: World, limit: float, absent: int = 0, folder: str = "") -> Part:
     """All ranks wait in a collective that does not end, until each of them knows what was found.
 
     Args:
@@ -187,13 +116,12 @@ def watch(world: World, limit: float, absent: int = 0, folder: str = "", most: f
         limit: seconds of waiting that are too long.
         absent: how many of the first ranks never watch.
         folder: for the stacks.
-        most: seconds after which to give up.
     """
     answers: List[Any] = []
 
     def all_ranks() -> List[Any]:
         watches = [_watch(world, rank, limit, folder) for rank in world.ranks[absent:]]
-        _take_turns(watches, time.monotonic() + most)
+        _take_turns(watches, time.monotonic() + _PATIENCE)
         answers.extend(each._alarm.told if each._alarm else None for each in watches)
         return answers
 

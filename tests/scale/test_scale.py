@@ -1,4 +1,4 @@
-"""What a rank asks of the store does not grow with the number of ranks: agreement, replicas, hangs."""
+"""What a rank asks of the store does not grow with the number of ranks: agreement, hangs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def digits(size: int, messages: int) -> int:
 
 
 @LONG
-@pytest.mark.parametrize("act, messages", [("agree", 9), ("compare", 16)])
-def test_what_a_rank_sends_is_the_same_for_two_and_for_hundreds(act: str, messages: int) -> None:
-    found = {size: measured(size, act) for size in (SMALL, MIDDLE, LARGE)}
+def test_what_a_rank_sends_to_agree_is_the_same_for_two_and_for_hundreds() -> None:
+    messages = 9
+    found = {size: measured(size, "agree") for size in (SMALL, MIDDLE, LARGE)}
     small = max(found[SMALL].first.bytes, found[SMALL].others.bytes)
     for size, part in found.items():
         assert len(set(map(str, part.answers))) == 1 and not isinstance(part.answers[0], Exception)
@@ -55,7 +55,9 @@ def test_what_a_rank_sends_is_the_same_for_two_and_for_hundreds(act: str, messag
 
 @LONG
 def test_a_hang_costs_the_one_that_judges_three_messages_for_64_ranks(tmp_path: Path) -> None:
-    found = {size: measured(size, "watch", limit=2.0, folder=str(tmp_path)) for size in (SMALL, MIDDLE, LARGE)}
+    # With hundreds of them in one interpreter, ranks would be late for each other's alarms.
+    sizes = (SMALL, MIDDLE, 2 * MIDDLE + 1)
+    found = {size: measured(size, "watch", limit=2.0, folder=str(tmp_path)) for size in sizes}
     for size, part in found.items():
         told = {answer.text for answer in part.answers}
         assert len(told) == 1 and "no rank is missing" in told.pop(), part.answers[0]
@@ -83,12 +85,6 @@ def test_a_rank_without_ddpfix_and_one_that_differs_are_named_among_many() -> No
     assert part.first.messages <= 2 * 64 + 24 and part.others.messages <= 12, part
     part = measured(128, "agree", differs=100)
     assert all("On rank 100 LayerDrop is 'off'" in str(answer) for answer in part.answers)
-
-
-@LONG
-def test_a_replica_that_parts_is_named_on_all_of_many_ranks() -> None:
-    part = measured(64, "compare", parts=40)
-    assert part.answers == [True] * 64
 
 
 def test_many_keys_are_looked_at_together(server: Server) -> None:
