@@ -16,8 +16,10 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.ranks.agreement import rendezvous
+from ddpfix.ranks.hang import loaders
 from ddpfix.ranks.hang import monitor as hang
 from ddpfix.ranks.store import keys as stores
+from ddpfix.system import System
 from tests.scale.counted import Count
 from tests.scale.world import World
 
@@ -89,10 +91,12 @@ def _in_a_collective() -> Iterator[Any]:
         time.sleep(0.01)
     # The processor's time is that of all ranks here; each of them computes nothing where it waits. And a look at the
     # threads of one rank is not to be a look at those of thousands.
-    idle = mock.patch.object(time, "process_time", lambda: 0.0)
+    idle = mock.patch.object(System, "process_time", staticmethod(lambda: 0.0))
     frames = {thread.ident: sys._current_frames()[thread.ident or 0]}
     few = mock.patch.object(sys, "_current_frames", lambda: frames)
-    with idle, few, mock.patch.object(threading, "main_thread", lambda: thread):
+    # What is alive in this process is searched once by each rank elsewhere.
+    alone = mock.patch.object(loaders, "alive", list)
+    with idle, few, alone, mock.patch.object(threading, "main_thread", lambda: thread):
         try:
             yield thread
         finally:
@@ -150,5 +154,6 @@ def _take_turns(watches: List[Any], last: float) -> None:
 
 
 def _watch(world: World, rank: int, limit: float, folder: str) -> Any:
-    with world.turn(rank):
+    # Turns are taken instead of threads.
+    with world.turn(rank), mock.patch.object(hang, "Background", mock.Mock()):
         return hang.Monitor(world.stores[rank], rank, world.size, lambda: 3, hang.Limits(limit, None), folder)
