@@ -166,6 +166,14 @@ def test_a_mode_counts_the_programs_calls_alone_in_each_step(models: int) -> Non
     assert trained_under_a_mode() == expected
 
 
+def heard(monkeypatch: pytest.MonkeyPatch) -> Tuple[Any, Any]:
+    """Two heads under DDP and ddpfix, whose lines are kept."""
+    ddpfix.activate(log="info")
+    monkeypatch.setattr(logging.getLogger("ddpfix"), "propagate", True)
+    model = DistributedDataParallel(Heads())
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 REPORTED = "2 parameters of Heads (other) got no gradient in a backward"
 
 
@@ -174,10 +182,7 @@ def test_a_single_step_that_leaves_a_parameter_out_is_reported(
     number: int, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """Whether it is one of the first steps or a later one."""
-    ddpfix.activate(log="info")
-    monkeypatch.setattr(logging.getLogger("ddpfix"), "propagate", True)
-    model = DistributedDataParallel(Heads())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = heard(monkeypatch)
     for count in range(1, STEPS + 8):
         step(model, optimizer, [0] if count == number else [0, 1])
     assert REPORTED in caplog.text
@@ -186,10 +191,7 @@ def test_a_single_step_that_leaves_a_parameter_out_is_reported(
 def test_a_second_backward_of_fewer_parameters_leaves_none_out(
     monkeypatch: pytest.MonkeyPatch, caplog: Any, calls: Calls
 ) -> None:
-    ddpfix.activate(log="info")
-    monkeypatch.setattr(logging.getLogger("ddpfix"), "propagate", True)
-    model = DistributedDataParallel(Heads())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = heard(monkeypatch)
     for count in range(1, STEPS + 8):
         optimizer.zero_grad()
         one, other = model(torch.ones(1, 2))
