@@ -97,9 +97,19 @@ def _finished(line: Line, result: Parsed) -> Parsed:
     for name, value in line.user_values.items():
         if line.options[name].kind == "flag" or not line.has(name):
             line.values[name] = value
+    _count_steps(line)
     for hook in list(AFTER):
         hook(line)
     return path, _returned(line, run_opts), overrides
+
+
+def _count_steps(line: Line) -> None:
+    """Make ``--optimizer_step_limit`` a number, or end the run: from 1.1.0 on it is a text that ``Brain`` compares."""
+    limit = line.values.get("optimizer_step_limit")
+    if isinstance(limit, str):
+        if not limit.isdigit():
+            line.fail(f"--optimizer_step_limit={limit}: use a whole number")
+        line.values["optimizer_step_limit"] = int(limit)
 
 
 def _returned(line: Line, run_opts: Any) -> Any:
