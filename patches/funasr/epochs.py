@@ -13,7 +13,7 @@ from torch import distributed
 from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
-from ddpfix.ranks.uneven import async_sum
+from ddpfix.uneven import async_sum
 
 from . import jsonl
 from .batches import Counts

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Callable, Iterator, List
 
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks.uneven.policy import Held, policy
+from ddpfix.uneven.loader import Held, policy
 from ddpfix.user_code import module_of
 
 from . import epochs

@@ -4,7 +4,7 @@ With a DataLoader of the user's own, or an IterableDataset, ranks may have diffe
 longer ranks then wait in an all-reduce that the others never enter, for up to two hours. Ranks agree at the beginning
 of an epoch: the shorter ones read some batches again (``pad``), or all stop at the shortest (``stop``). Where some
 rank cannot say how many it has, they agree one batch ahead instead, beside the training step
-(:mod:`ddpfix.ranks.uneven.streams`).
+(:class:`ddpfix.uneven.loader.StreamEpoch`).
 
 Validation is not touched: its forward has no collective, and a batch that counts twice would change its numbers. The
 exception is InputNormalization of 1.0.3 over a batch or globally, which reduces in evaluation, too.
@@ -14,9 +14,10 @@ Reached through the loops of ``Brain.fit``: a recipe that goes over its loader i
 
 from __future__ import annotations
 
+import functools
 import inspect
-import itertools
 import sys
+from datetime import timedelta
 from types import ModuleType
 from typing import Any, Iterator, Tuple
 
@@ -25,12 +26,14 @@ from torch.utils.data import IterableDataset
 from ddpfix import log
 from ddpfix.patching import checks, temporary
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks.uneven import async_sum, streams
-from ddpfix.ranks.uneven.policy import Held, line, policy
+from ddpfix.uneven import async_sum
+from ddpfix.uneven.loader import Counted, EvenLoader, Held, StreamEpoch, line, policy
 
 from . import brains
 
 UNKNOWN = -1
+# What SpeechBrain itself gives its process group from 0.5.16 on: the slowest rank may be at a long validation.
+_TIMEOUT = timedelta(hours=2)
 
 
 def even(site: Site, module: ModuleType, owner: Any) -> None:
@@ -78,11 +81,11 @@ def evened(brain: Any, loader: Any, stop: bool, held: Held) -> Any:
     held.hold(getattr(loader, "loader", loader))
     numbers, totals = zip(*async_sum.gathered(remaining(loader), brain.device))
     if UNKNOWN in numbers:
-        group = brains.cpu_group()
+        group = async_sum.cpu_group(_TIMEOUT)
         if group is None:
             log.warning("ranks cannot exchange their numbers of batches, because gloo is not available")
             return loader
-        return streams.Agreed(loader, stop, group)
+        return EvenLoader(loader, lambda own: StreamEpoch(own, stop, group))
     empty = [rank for rank, total in enumerate(totals) if not total]
     if empty:
         raise RuntimeError(
@@ -93,7 +96,7 @@ def evened(brain: Any, loader: Any, stop: bool, held: Held) -> Any:
         return loader
     target = min(numbers) if stop else max(numbers)
     log.info(line(numbers, target))
-    return Evened(loader, target)
+    return EvenLoader(loader, functools.partial(counted, target), target)
 
 
 def remaining(loader: Any) -> Tuple[int, int]:
@@ -110,31 +113,15 @@ def remaining(loader: Any) -> Tuple[int, int]:
     return max(0, total - (given or 0)), total
 
 
-class Evened:
-    """A loader that gives exactly ``target`` batches: the first ones, or all and then some of them again."""
-
-    def __init__(self, loader: Any, target: int) -> None:
-        self.loader = loader
-        self.target = target
-
-    def __len__(self) -> int:
-        return self.target
-
-    def __iter__(self) -> Iterator[Any]:
-        given = 0
-        for batch in itertools.islice(self.loader, self.target):
-            given += 1
-            yield batch
-        if hasattr(self.loader, "epoch_length"):
-            # A LoopedLoader that was not read to its end would begin the next epoch there.
-            self.loader.step = 0
-        while given < self.target:
-            before = given
-            for batch in itertools.islice(again(self.loader), self.target - given):
-                given += 1
-                yield batch
-            if given == before:
-                raise RuntimeError("ddpfix: this rank's loader cannot be read twice. Set DDPFIX_UNEVEN=stop")
+def counted(target: int, loader: Any) -> Iterator[Any]:
+    """Give exactly ``target`` batches of a loader: the first ones, or all and then some of them again."""
+    batches = Counted(loader, target, again)
+    yield from batches
+    if hasattr(loader, "epoch_length"):
+        # A LoopedLoader that was not read to its end would begin the next epoch there.
+        loader.step = 0
+    if batches.left:
+        raise RuntimeError("ddpfix: this rank's loader cannot be read twice. Set DDPFIX_UNEVEN=stop")
 
 
 def again(loader: Any) -> Iterator[Any]:

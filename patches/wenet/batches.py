@@ -1,4 +1,4 @@
-"""A loader that gives all ranks as many batches (:mod:`ddpfix.ranks.uneven.lookahead`).
+"""An epoch that gives all ranks as many batches (:mod:`ddpfix.uneven.loader`).
 
 What ranks exchange about the next batch: how many have one, and how many have failed.
 """
@@ -14,8 +14,9 @@ from torch import distributed
 from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.ranks.failures import first_failure
-from ddpfix.ranks.uneven import async_sum, lookahead
 from ddpfix.system import System
+from ddpfix.uneven import async_sum
+from ddpfix.uneven.loader import NOTHING, AgreedEpoch
 
 from ..torch.internals.tensors import is_norm
 
@@ -25,7 +26,7 @@ _COUNTING = 1.0
 _FEWER = "Use fewer ranks, or a data list of more lines (utterances, shards)"
 
 
-class Agreed:
+class Epoch(AgreedEpoch):
     """Batches until the last rank has none (with a filler), or until the first one has none.
 
     Args:
@@ -35,27 +36,6 @@ class Agreed:
         RuntimeError: on every rank, where a rank's loader has failed (there it is the loader's own error), or where a
             rank has no batch at all and there is no filler.
     """
-
-    def __init__(self, loader: Any, filling: Optional[Filler], group: Any) -> None:
-        self.loader = loader
-        self.filling = filling
-        self.group = group
-
-    def __len__(self) -> int:
-        # 1.x asks for it, to print it.
-        return len(self.loader)
-
-    def close(self) -> None:
-        """The epoch has ended, or was broken off."""
-        if self.filling is not None:
-            self.filling.end()
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from _Epoch(self.loader, self.filling, self.group).batches()
-
-
-class _Epoch(lookahead.Epoch):
-    """This rank's batches, and what it trains on when they have come to their end."""
 
     def __init__(self, loader: Any, filling: Optional[Filler], group: Any) -> None:
         super().__init__(loader, group)
@@ -69,13 +49,13 @@ class _Epoch(lookahead.Epoch):
     def fetch(self) -> Any:
         """Return the next batch with an utterance in it: WeNet skips the others, but counts them, on one rank only."""
         if self.error is not None:
-            return lookahead.NOTHING
+            return NOTHING
         try:
             return self._fetch()
         except Exception as error:
             self.error = error
             first_failure.announce(error)
-            return lookahead.NOTHING
+            return NOTHING
 
     def _fetch(self) -> Any:
         if self.iterator is None:
@@ -87,10 +67,10 @@ class _Epoch(lookahead.Epoch):
                     return batch
         # Not every iterator can be read again after its end.
         self.at_end = True
-        return lookahead.NOTHING
+        return NOTHING
 
     def numbers(self) -> Sequence[int]:
-        return [int(self.batch is not lookahead.NOTHING), int(self.error is not None)]
+        return [int(self.batch is not NOTHING), int(self.error is not None)]
 
     def goes_on(self, sums: List[int]) -> bool:
         self.having, failed = sums
@@ -112,7 +92,7 @@ class _Epoch(lookahead.Epoch):
 
     def _lend(self) -> None:
         """A rank that has no batch at all gets one of another rank, as its filler."""
-        has = self.batch is not lookahead.NOTHING
+        has = self.batch is not NOTHING
         batches = _by_rank(int(has), self.group)
         empty = [rank for rank, number in enumerate(batches) if not number]
         lent = [self.batch if has else None]
@@ -122,7 +102,7 @@ class _Epoch(lookahead.Epoch):
         log.warning(f"ranks {empty} have no batch at all in this epoch. {_FEWER}.")
 
     def take(self) -> Any:
-        if self.batch is lookahead.NOTHING:
+        if self.batch is NOTHING:
             assert self.filling is not None
             return self.filling.batch()
         if self.filling is not None:
@@ -140,11 +120,11 @@ class _Epoch(lookahead.Epoch):
 
     def left(self) -> Tuple[int, bool]:
         """Return how many batches are left out here, and whether there may be more of them."""
-        number, begun = int(self.batch is not lookahead.NOTHING), System.monotonic()
+        number, begun = int(self.batch is not NOTHING), System.monotonic()
         # What goes wrong in batches that nobody trains on does not end the job.
         with contextlib.suppress(Exception):
             while number and System.monotonic() - begun < _COUNTING:
-                if self._fetch() is lookahead.NOTHING:
+                if self._fetch() is NOTHING:
                     return number, False
                 number += 1
         return number, number > 0
@@ -165,7 +145,7 @@ def _by_rank(number: int, group: Any) -> List[int]:
     return [row[0] for row in async_sum.gathered([number], group=group)]
 
 
-def _tell_filled(epoch: _Epoch) -> None:
+def _tell_filled(epoch: Epoch) -> None:
     trained = _by_rank(epoch.trained, epoch.group)
     log.info(
         f"ranks had {min(trained)} to {max(trained)} batches in this epoch: each took {epoch.steps} steps, and added"
@@ -173,7 +153,7 @@ def _tell_filled(epoch: _Epoch) -> None:
     )
 
 
-def _tell_left(epoch: _Epoch) -> None:
+def _tell_left(epoch: Epoch) -> None:
     """How much is left out in this epoch; RuntimeError on all ranks where they stop at once: some have nothing."""
     steps, having, size = epoch.steps, epoch.having, epoch.size
     if not steps:
@@ -211,7 +191,7 @@ class Filler:
             self.size, self.kept = size, batch
 
     def batch(self) -> Any:
-        """Return the batch; from the first one on until :meth:`end`, this rank's gradients are zero."""
+        """Return the batch; from the first one on until :meth:`close`, this rank's gradients are zero."""
         if self.silence is None:
             self.silence = contextlib.ExitStack()
             self._begin(self.silence)
@@ -227,8 +207,8 @@ class Filler:
                 # Rank 0's statistics become those of the others: they are not to become those of this one batch.
                 stack.enter_context(temporary.replaced(module, "momentum", 0.0))
 
-    def end(self) -> None:
-        """The rank has gradients again, from the next epoch on."""
+    def close(self) -> None:
+        """The epoch has ended, or was broken off: the rank has gradients again."""
         if self.silence is not None:
             self.silence.close()
         self.silence = self.kept = None

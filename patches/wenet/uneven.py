@@ -19,16 +19,18 @@ import inspect
 from contextvars import ContextVar
 from datetime import timedelta
 from types import ModuleType
-from typing import Any, ContextManager, Dict, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Optional, Tuple
 
+import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks.uneven import async_sum
-from ddpfix.ranks.uneven.policy import Held, policy
+from ddpfix.ranks.groups.internals import backend_of, limit_of
+from ddpfix.uneven import async_sum
+from ddpfix.uneven.loader import EvenLoader, Held, policy
 
 from . import batches
 
@@ -70,8 +72,9 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
         if kind != "torch_ddp" and not stop and site.settings["uneven"] != "auto":
             log.info(f"{kind} does not support uneven={site.settings['uneven']}: ddpfix uses uneven=stop")
         held.hold(given[loader])
-        given[loader] = batches.Agreed(given[loader], filling, group)
-        with temporary.assigned(RUNNING, True), contextlib.closing(given[loader]), _without_join(model):
+        given[loader] = EvenLoader(given[loader], lambda own: batches.Epoch(own, filling, group))
+        ended = contextlib.nullcontext() if filling is None else contextlib.closing(filling)
+        with temporary.assigned(RUNNING, True), ended, _without_join(model):
             return wrapped(**given)
 
     site.wrap(owner, "train", train)
@@ -100,3 +103,30 @@ def _without_join(model: Any) -> ContextManager[None]:
     if not isinstance(model, DistributedDataParallel) or "join" in vars(model):
         return contextlib.nullcontext()
     return temporary.replaced(model, "join", contextlib.nullcontext)
+
+
+def limit(site: Site, module: ModuleType, owner: Any) -> None:
+    """Put on ``wenet_join`` where ``ProcessGroup.options`` was removed (3.0.0 to main on torch 2.6 and later).
+
+    deepspeed and FSDP read their time limit there in the second batch: "object has no attribute 'options'". It is
+    needed where ranks do not agree ahead, that is with DDPFIX_UNEVEN=off. A group that has options is left to it.
+    """
+    site.wrap_hot(module, "wenet_join", _limited)
+
+
+def _limited(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wenet_join(group_join: Any, info_dict: Any) -> Any:
+        first = info_dict["batch_idx"] == 0 or info_dict.get("train_engine", "torch_ddp") == "torch_ddp"
+        if first or RUNNING.get() or hasattr(group_join, "options"):
+            return original(group_join, info_dict)
+        timeout = timedelta(seconds=limit_of(backend_of(group_join, torch.device("cpu"))))
+        try:
+            distributed.monitored_barrier(group=group_join, timeout=timeout)
+        except RuntimeError as error:
+            log.info(
+                f"all ranks stop here: one has no more batches, or took longer than {timeout} (--timeout). {error}"
+            )
+            return True
+        return False
+
+    return wenet_join

@@ -15,7 +15,7 @@ from torch import distributed
 
 import ddpfix.auto  # noqa: F401
 from ddpfix.ranks.groups import internals
-from ddpfix.ranks.uneven import async_sum
+from ddpfix.uneven import async_sum
 
 if __name__ == "__main__":
     distributed.init_process_group("gloo")

@@ -89,7 +89,7 @@ import sys
 from datetime import timedelta
 from torch import distributed
 from ddpfix.ranks.agreement import rendezvous
-from ddpfix.ranks.uneven import async_sum
+from ddpfix.uneven import async_sum
 
 where = "tcp://127.0.0.1:" + sys.argv[1]
 for _ in range(2):

@@ -9,7 +9,7 @@ from typing import Any, List
 import pytest
 
 from ddpfix.patching.site import Site
-from ddpfix.ranks.uneven.policy import Held
+from ddpfix.uneven.loader import Held
 from tests.speechbrain import launch, tiny_recipe, tiny_runs
 from tests.speechbrain.tiny_runs import Side, as_by_hand, run, since
 
@@ -147,10 +147,10 @@ def test_a_resumed_loader_counts_what_is_left_and_keeps_its_position() -> None:
     assert uneven.remaining(loader) == (3, 3)
     loader._speechbrain_recovery_skip_to = 2
     assert uneven.remaining(loader) == (1, 3)
-    assert ids(uneven.Evened(loader, 3)) == ["2", "0", "1"]
+    assert ids(uneven.counted(3, loader)) == ["2", "0", "1"]
     # What a checkpoint in the midst of the epoch would save: as far as the first reading came.
     assert loader._speechbrain_iterator._num_yielded == 3
-    assert ids(uneven.Evened(loader, 2)) == ["0", "1"]
+    assert ids(uneven.counted(2, loader)) == ["0", "1"]
 
 
 @pytest.mark.patches("speechbrain.uneven")
@@ -160,9 +160,9 @@ def test_a_looped_loader_goes_on_in_its_data_and_begins_epochs_anew() -> None:
 
     loader = LoopedLoader(loaded(7), 3, batchsize_fn=None)
     assert uneven.remaining(loader) == (3, 3)
-    assert ids(uneven.Evened(loader, 5)) == ["0", "1", "2", "3", "4"]
-    loader.step = 0
-    assert ids(uneven.Evened(loader, 2)) == ["5", "6"] and uneven.remaining(loader) == (3, 3)
+    assert ids(uneven.counted(5, loader)) == ["0", "1", "2", "3", "4"]
+    assert uneven.remaining(loader) == (3, 3)
+    assert ids(uneven.counted(2, loader)) == ["5", "6"] and uneven.remaining(loader) == (3, 3)
 
 
 @pytest.mark.patches("speechbrain.uneven")

@@ -65,7 +65,7 @@ FLOORS: Tuple[Tuple[str, ...], ...] = (
 )
 INSIDE = "ddpfix.patches.torch."
 # The rooms of ddpfix/ranks in the same way.
-RANKS: Tuple[Tuple[str, ...], ...] = (("groups",), ("store",), ("failures",), ("agreement", "hang", "uneven"))
+RANKS: Tuple[Tuple[str, ...], ...] = (("groups",), ("store",), ("failures",), ("agreement", "hang"))
 
 
 def inner(name: str) -> str:

@@ -67,7 +67,7 @@ OF_PROCESS: Dict[str, str] = {
     "ddpfix.patches.transformers.intent._NOTES": "what the user chose, by a handler of accelerate's while it lives",
     "ddpfix.patches.transformers.timeouts._GIVEN": "what the user gave, by a handler of accelerate's while it lives",
     "ddpfix.patches.transformers.overrides._PATHS": "where a class reads its rate: a cache of its source, by class",
-    "ddpfix.ranks.uneven.async_sum._GROUPS": "groups live as long as the default one, and cannot be destroyed alone",
+    "ddpfix.uneven.async_sum._GROUPS": "groups live as long as the default one, and cannot be destroyed alone",
     "ddpfix.ranks.store.notices._READERS": "the thread of this rank that reads what other ranks ask",
     "ddpfix.ranks.store.keys._SESSIONS": "counts of keys in the group's store, which keeps them for its own length",
     "ddpfix.import_hook.RUNNING": "modules that are executed: each takes itself out at its end",

@@ -24,6 +24,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "models": {"log", "patching"},
     "rules": set(),
     "ranks": {"background", "devices", "log", "patching", "rules", "system", "user_code"},
+    "uneven": {"log", "patching", "ranks", "system"},
     "layerdrop": {"log", "models", "patching", "ranks", "user_code"},
     "probing": {"devices", "layerdrop", "log", "models", "ranks", "rules", "user_code"},
     "waiting": {"matrix"},
@@ -51,6 +52,7 @@ FOR_PATCHES = {
     "rules",
     "system",
     "trace",
+    "uneven",
     "user_code",
 }
 # What variables are called, which messages tell.

@@ -9,7 +9,7 @@ import pytest
 from ddpfix import log
 from ddpfix.matrix import loader, settings
 from ddpfix.patching.site import Site
-from ddpfix.ranks.uneven.policy import policy
+from ddpfix.uneven.loader import policy
 
 
 @pytest.mark.parametrize(

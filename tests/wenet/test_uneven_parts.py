@@ -31,7 +31,7 @@ def test_a_filler_has_zero_gradients_and_leaves_the_statistics() -> None:
     assert torch.equal(model.norm.running_mean, statistics["norm.running_mean"])
     # Also where the loss is not finite.
     assert all(torch.equal(grad, torch.zeros_like(grad)) for grad in gradients(model, features(1) * float("inf")))
-    filling.end()
+    filling.close()
     assert filling.kept is None and model.norm.momentum == 0.1
     for name, value in model.named_buffers():
         value.copy_(statistics[name])

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, Optional, Tuple
 import torch
 
 from ddpfix.patching import tracebacks
-from ddpfix.ranks.uneven import lookahead, policy
+from ddpfix.uneven.loader import NOTHING, Held
 
 from ..internals import loaders
 from ..pipeline.step_count import Clocks
@@ -35,9 +35,9 @@ class Passes:
         self._passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         # Whether all ranks end with the first one that has no more; None where nothing is looked after.
         self._stop: Optional[bool] = None
-        self._held: Optional[policy.Held] = None
+        self._held: Optional[Held] = None
 
-    def begin_with(self, stop: bool, held: policy.Held, clocks: Clocks) -> None:
+    def begin_with(self, stop: bool, held: Held, clocks: Clocks) -> None:
         """Manage the iterations that begin from now on.
 
         Args:
@@ -135,7 +135,7 @@ class Pass:
             return next(self._batches)
         except even_lengths.LeftError as left:
             self.settled = True
-            if left.batch is lookahead.NOTHING:
+            if left.batch is NOTHING:
                 raise StopIteration from None
             return left.batch
 
@@ -157,7 +157,7 @@ class Source:
         self._passes, self._loader, self._original = passes, loader, original
         # Weak, because what is known of a pass lives as long as its iterator.
         self._first, self._other = weakref.ref(iterator), None
-        self._ahead: Any = lookahead.NOTHING
+        self._ahead: Any = NOTHING
         self._is_begun = False
 
     @property
@@ -172,8 +172,8 @@ class Source:
         return self
 
     def __next__(self) -> Any:
-        if self._ahead is not lookahead.NOTHING:
-            batch, self._ahead = self._ahead, lookahead.NOTHING
+        if self._ahead is not NOTHING:
+            batch, self._ahead = self._ahead, NOTHING
             return batch
         return self._original(self.iterator if self._other is None else self._other)
 
@@ -187,7 +187,7 @@ class Source:
                     loaders.begin_again(self.iterator, self._loader)
                 else:
                     self._other = loaders.another(self._loader)
-                self._ahead = next(self, lookahead.NOTHING)
+                self._ahead = next(self, NOTHING)
         finally:
             self._passes.reads_again = outer
 

@@ -14,8 +14,9 @@ from ddpfix import log
 from ddpfix.ranks.groups import timeouts
 from ddpfix.ranks.store import roll_call
 from ddpfix.ranks.store.keys import count, default_store, has, keys, look_until, put
-from ddpfix.ranks.uneven import async_sum, lookahead, policy, streams
-from ddpfix.ranks.uneven.async_sum import PendingSum
+from ddpfix.uneven import async_sum
+from ddpfix.uneven import loader as even
+from ddpfix.uneven.async_sum import PendingSum
 
 from ..internals import process_groups
 from ..pipeline.step_count import Clocks
@@ -91,8 +92,8 @@ def batches(
     if len(set(numbers)) == 1:
         return None
     target = min(numbers) if stop else max(numbers)
-    log.info(policy.line([given + number for number in numbers], given + target))
-    return Counted(source, target)
+    log.info(even.line([given + number for number in numbers], given + target))
+    return even.Counted(source, target)
 
 
 def _left(source: Any, loader: Any, given: int) -> int:
@@ -105,27 +106,7 @@ def _left(source: Any, loader: Any, given: int) -> int:
     return max(0, len(loader) - given)
 
 
-class Counted:
-    """A known number of batches, the first ones again where there are fewer."""
-
-    def __init__(self, source: Any, number: int) -> None:
-        self._batches, self._left = iter(source), number
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if not self._left:
-            raise StopIteration
-        batch = next(self._batches, lookahead.NOTHING)
-        if batch is lookahead.NOTHING:
-            self._batches = iter(self._batches)
-            batch = next(self._batches)
-        self._left -= 1
-        return batch
-
-
-class Streamed(streams.Epoch):
+class Streamed(even.StreamEpoch):
     """Ranks agree one batch ahead.
 
     Args:
@@ -169,7 +150,7 @@ class Streamed(streams.Epoch):
             f"another rank left its loop over a loader before step {self.steps + 1}, and goes on training."
             " DDPFIX_UNEVEN is off from here on"
         )
-        raise LeftError(self.batch if self.fresh else lookahead.NOTHING)
+        raise LeftError(self.batch if self.fresh else even.NOTHING)
 
 
 def _dropped(forwards: Clocks, place: str, progress: List[int]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
-from ddpfix.ranks.uneven.policy import Held, policy
+from ddpfix.uneven.loader import Held, policy
 
 from ..pipeline import step_count
 from ..pipeline.step_count import Clocks
