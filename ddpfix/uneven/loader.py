@@ -90,10 +90,11 @@ class Counted:
 
     Attributes:
         left: how many are still to be given; not 0 at the end where the loader gave nothing the second time.
+        is_first: whether the loader has not been begun once more.
     """
 
     def __init__(self, loader: Iterable[Any], number: int, again: Callable[[Any], Iterator[Any]] = iter) -> None:
-        self.left = number
+        self.left, self.is_first = number, True
         self._loader, self._again = loader, again
         self._batches = iter(loader)
 
@@ -105,6 +106,7 @@ class Counted:
             raise StopIteration
         batch = next(self._batches, NOTHING)
         if batch is NOTHING:
+            self.is_first = False
             self._batches = self._again(self._loader)
             batch = next(self._batches)
         self.left -= 1

@@ -117,20 +117,26 @@ def counted(target: int, loader: Any) -> Iterator[Any]:
     """Give exactly ``target`` batches of a loader: the first ones, or all and then some of them again."""
     batches = Counted(loader, target, again)
     yield from batches
-    if hasattr(loader, "epoch_length"):
-        # A LoopedLoader that was not read to its end would begin the next epoch there.
-        loader.step = 0
+    if batches.is_first:
+        _rewind(loader)
     if batches.left:
         raise RuntimeError("ddpfix: this rank's loader cannot be read twice. Set DDPFIX_UNEVEN=stop")
 
 
 def again(loader: Any) -> Iterator[Any]:
     """Return the loader from its beginning; for a checkpoint in the midst of the epoch it stays at its end."""
+    _rewind(loader)
     position = getattr(loader, "_speechbrain_iterator", None)
     iterator: Iterator[Any] = iter(loader)
     if position is not None:
         loader._speechbrain_iterator = position
     return iterator
+
+
+def _rewind(loader: Any) -> None:
+    """A LoopedLoader that was not read to its end would begin the next epoch there."""
+    if hasattr(loader, "epoch_length"):
+        loader.step = 0
 
 
 def _reduces_in_evaluation(brain: Any) -> bool:

@@ -26,6 +26,11 @@ _COUNTING = 1.0
 _FEWER = "Use fewer ranks, or a data list of more lines (utterances, shards)"
 
 
+def epoch(filling: Optional[Filler], group: Any, loader: Any) -> Iterator[Any]:
+    """Yield the batches of one epoch; a generator ends with an error, and so sends no numbers after it."""
+    yield from Epoch(loader, filling, group)
+
+
 class Epoch(AgreedEpoch):
     """Batches until the last rank has none (with a filler), or until the first one has none.
 

@@ -15,6 +15,7 @@ stop: all ranks stop when the first one is done, and the rest is left out, and c
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from contextvars import ContextVar
 from datetime import timedelta
@@ -72,7 +73,7 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
         if kind != "torch_ddp" and not stop and site.settings["uneven"] != "auto":
             log.info(f"{kind} does not support uneven={site.settings['uneven']}: ddpfix uses uneven=stop")
         held.hold(given[loader])
-        given[loader] = EvenLoader(given[loader], lambda own: batches.Epoch(own, filling, group))
+        given[loader] = EvenLoader(given[loader], functools.partial(batches.epoch, filling, group))
         ended = contextlib.nullcontext() if filling is None else contextlib.closing(filling)
         with temporary.assigned(RUNNING, True), ended, _without_join(model):
             return wrapped(**given)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
-from ddpfix.uneven.loader import Held, policy
+from ddpfix.uneven import loader
 
 from ..pipeline import step_count
 from ..pipeline.step_count import Clocks
@@ -26,11 +26,11 @@ from . import even_iterations, even_lengths
 
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
     own, clocks = site.keep(even_iterations.Passes), site.keep(Clocks)
-    own.begin_with(policy(site, "a loop of your own") == "stop", site.keep(Held), clocks)
+    own.begin_with(loader.policy(site, "a loop of your own") == "stop", site.keep(loader.Held), clocks)
     clocks.follow(site, owner, "uneven")
     clocks.counts = True
     site.at_undo(own.forget)
-    for each in (even_iterations, even_lengths, step_count):
+    for each in (even_iterations, even_lengths, loader, step_count):
         skip_module(sys.modules[each.__name__])
 
 
