@@ -30,35 +30,14 @@ class Whole(Encoder):
 
 # What they draw, and whether before the layers or within each turn; then what their layers get.
 DRAWS: Dict[str, Tuple[str, str, str]] = {
-    "Dropout": ("within", "pass", "nn.functional.dropout(x, 0.3, self.training)"),
     "DropoutByHand": ("within", "keep = torch.rand(x.shape) > self.rate", "x * keep / (1 - self.rate)"),
     "Mixup": (
         "before",
         "part = float(numpy.random.beta(0.4, 0.4))",
         "part * x + (1 - part) * x[torch.randperm(len(x))]",
     ),
-    "Negatives": ("before", "pass", "x - 0.1 * x[torch.randint(0, len(x), (len(x),))]"),
     "Flip": ("before", "flips = self.training and torch.rand(1).item() < self.rate", "x.flip(-1) if flips else x"),
-    "FlipRows": (
-        "before",
-        "rows = [row.flip(-1) if random.random() < self.rate else row for row in x]",
-        "torch.stack(rows)",
-    ),
-    "Gain": ("within", "pass", "x * random.uniform(0.8, 1.2)"),
-    "EitherInput": (
-        "before",
-        "pass",
-        "self.layers[0](x) if torch.rand(1) < self.rate else self.layers[0](x.flip(-1))",
-    ),
-    "Crop": ("before", "start = random.randrange(2)", "nn.functional.pad(x[:, start : start + 3], (0, 1))"),
-    "Gumbel": (
-        "before",
-        "noise = -torch.log(-torch.log(torch.rand_like(x) + 1e-6) + 1e-6)",
-        "torch.softmax(x + noise, -1)",
-    ),
     "Masked": ("before", "mask = torch.bernoulli(torch.full(x.shape, 0.2)).bool()", "x.masked_fill(mask, 0)"),
-    "Shuffled": ("before", "order = random.sample(range(len(x)), len(x))", "x[order]"),
-    "Temperature": ("within", "pass", "torch.softmax(x / (0.5 + torch.rand(1)), -1)"),
 }
 CLASS = """
 class {name}(Whole):
@@ -76,16 +55,6 @@ def drawing(name: str, method: str, draw: str, given: str) -> type:
 OF_DRAWS = tuple(drawing(name, *words) for name, words in DRAWS.items())
 
 
-class DropPath(Whole):
-    """Stochastic depth by sample (timm): each layer runs, and its output counts or not."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            keep = x.new_empty(len(x), 1).bernoulli_(1 - self.rate)
-            x = x + layer(x) * keep / (1 - self.rate)
-        return x
-
-
 class TimesZero(Whole):
     """NeMo's stochastic depth: each layer runs, and its output is multiplied by zero."""
 
@@ -95,16 +64,6 @@ class TimesZero(Whole):
             x = step(layer, x)
             if self.training and torch.rand(1) < self.rate:
                 x = x * 0.0 + original
-        return x
-
-
-class TimeMask(Whole):
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.clone()
-        for _ in range(2):
-            if random.random() < self.rate:
-                start = random.randint(0, 3)
-                x[:, start : start + 1] = 0
         return x
 
 
@@ -129,33 +88,6 @@ class KeptAugmentations(Augmentations):
         return x
 
 
-class SampledAugmentation(Augmentations):
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        for augmentation in random.sample(list(self.augmentations), 1):
-            x = augmentation(x)
-        return x
-
-
-class Noise(Whole):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = step(layer, x)
-            if self.training and random.random() < self.rate:
-                x = x + 0.1 * torch.randn_like(x)
-        return x
-
-
-class Forcing(Whole):
-    """Scheduled sampling: the decoder runs in each step, on what was drawn."""
-
-    def before(self, x: torch.Tensor) -> torch.Tensor:
-        previous = x
-        for _ in range(3):
-            given = previous if random.random() < self.rate else x
-            previous = step(self.layers[0], given)
-        return previous
-
-
 class Chunk(Whole):
     """WeNet's dynamic chunks: a drawn size, which is compared."""
 
@@ -164,31 +96,6 @@ class Chunk(Whole):
         if size > 2:
             size = 4
         return torch.cat([x[:, :size].cumsum(1), x[:, size:]], 1)
-
-
-class Counted(Whole):
-    """A coin for what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logged = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = step(layer, x)
-            if random.random() < self.rate:
-                self.logged += 1
-        return x
-
-
-class Weighted(Whole):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weights = torch.rand(LAYERS)
-        total = x
-        for weight, layer in zip(weights, self.layers):
-            x = step(layer, x)
-            total = total + weight * x
-        return total
 
 
 class Auxiliary(Whole):
@@ -270,6 +177,5 @@ class Parts(Whole):
 
 ALL: Tuple[type, ...] = (
     *OF_DRAWS,
-    *(DropPath, TimesZero, TimeMask, Augmentations, KeptAugmentations, SampledAugmentation, Noise, Forcing, Chunk),
-    *(Counted, Weighted, Auxiliary, Threshold, ShapeAfterNoise, NoisyWeights, Parts),
+    *(TimesZero, Augmentations, KeptAugmentations, Chunk, Auxiliary, Threshold, ShapeAfterNoise, NoisyWeights, Parts),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import linecache
 import random
 from typing import Any, Dict, Iterator, List, Tuple, cast
@@ -50,25 +49,9 @@ class Dictionary(Encoder):
 class Methods(Encoder):
     """What draws is a method."""
 
-    def drops(self) -> Any:
-        return self.training and torch.rand(1).item() < self.rate
-
     def draw(self) -> Any:
         """A number for a layer."""
         return torch.rand(1).item()
-
-    def statements(self) -> bool:
-        if not self.training:
-            return False
-        return random.random() < self.rate
-
-
-class Cached(Encoder):
-    """Its list is made when it is read first, and drawn."""
-
-    @functools.cached_property
-    def blocks(self) -> List[Any]:
-        return shuffled(self.layers)
 
 
 # The loop that most of them have. By the class: what stands before it, the condition on which a layer is left out, what
@@ -86,9 +69,7 @@ class {name}({base}):
 EACH = "i, layer in enumerate(self.layers)"
 LOOPS: Dict[str, Tuple[str, ...]] = {
     "Scalar": ("", "self.training and torch.rand([]) < self.rate"),
-    "OnDevice": ("", "self.training and torch.rand(1, device=x.device, dtype=torch.float64) < self.rate"),
     "Imported": ("", "self.training and coin() < self.rate"),
-    "Uniform": ("", "not (random.uniform(0, 1) > self.rate or not self.training)"),
     "Survival": ("survival = 1 - self.rate", "self.training and torch.rand(1, dtype=torch.float64) > survival"),
     # ESPnet's, and SpeechBrain's.
     "EmptyVector": (
@@ -100,22 +81,16 @@ LOOPS: Dict[str, Tuple[str, ...]] = {
         "not (not self.training or keep is None or keep[i] > self.rate)",
     ),
     "Mask": ("keep = torch.rand(LAYERS) >= self.rate", "not (keep[i] or not self.training)"),
-    "ListedDraws": ("draws = [random.random() for _ in self.layers]", "self.training and draws[i] < self.rate"),
     "Depth": ("", "self.training and random.random() < self.rate * (i + 1) / len(self.layers)"),
     "Function": ("", "drops(self.rate, self.training)"),
-    "Sampled": ("chosen = random.sample(range(LAYERS), 3) if self.training else range(LAYERS)", "not (i in chosen)"),
     "ByData": ("", "self.training and torch.rand(1) < x.abs().mean()"),
     # The first layer has another turn before the loop.
-    "RunBefore": ("x = step(self.layers[0], x)", "self.training and random.random() < self.rate"),
-    "Walrus": ("", "(draw := torch.rand(1).item()) < self.rate and self.training"),
-    "Zipped": ("", "self.training and draw < self.rate", "layer, draw in zip(self.layers, torch.rand(LAYERS))"),
     "ListedTruths": (
         "dropped = [self.training and coin() < self.rate for _ in range(LAYERS)]",
         "drop",
         "layer, drop in zip(self.layers, dropped)",
     ),
     # The first layer always runs.
-    "ChangedMask": ("keep = torch.rand(LAYERS) >= self.rate; keep[0] = True", "not (keep[i] or not self.training)"),
     "ZippedRates": (
         "",
         "self.training and torch.rand(1).item() < rate",
@@ -123,7 +98,6 @@ LOOPS: Dict[str, Tuple[str, ...]] = {
         "Rates",
     ),
     "IndexedRates": ("", "self.training and self.rates[i] > 0 and random.random() < self.rates[i]", EACH, "Rates"),
-    "Method": ("", "self.drops()", EACH, "Methods"),
     "Drawn": ("", "self.training and self.draw() < self.rate", EACH, "Methods"),
     "Kept": (
         "kept = [layer for layer in self.layers if not self.training or random.random() >= self.rate]",
@@ -132,13 +106,7 @@ LOOPS: Dict[str, Tuple[str, ...]] = {
     ),
     "SampledLayers": ("", "False", "layer in random.sample(list(self.layers), 3)"),
     # The first layers only, as many as are drawn.
-    "Shallow": (
-        "depth = random.randint(1, LAYERS) if self.training else LAYERS",
-        "False",
-        "layer in self.layers[:depth]",
-    ),
     "Items": ("", "self.training and random.random() < self.rate", "_, layer in self.layers.items()", "Dictionary"),
-    "CachedList": ("", "random.random() < self.rate", "layer in self.blocks", "Cached"),
 }
 
 
@@ -165,16 +133,6 @@ class Item(Encoder):
         for layer in self.layers:
             if not (self.training and torch.rand(1).item() <= self.rate):
                 x = x + layer(x).tanh()
-        return x
-
-
-class Random(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            dropout_probability = random.random()
-            if self.training and (dropout_probability < self.rate):
-                continue
-            x = step(layer, x)
         return x
 
 
@@ -331,11 +289,6 @@ class Unrolled(Encoder):
         return x
 
 
-class RunElsewhere(Elsewhere):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.encode(step(self.layers[0], x))
-
-
 class TensorRate(Encoder):
     """A rate in a buffer, which is on a device."""
 
@@ -347,16 +300,6 @@ class TensorRate(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             if self.training and torch.rand([]) < self.rate:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class Statements(Methods):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            skip = self.statements()
-            if skip:
                 continue
             x = step(layer, x)
         return x
@@ -374,21 +317,6 @@ class Private(Encoder):
         return x
 
 
-class Coupled(Encoder):
-    """A layer of the second half runs where its partner did."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep, seen = torch.rand(3) >= self.rate, []
-        for i, layer in enumerate(self.layers[:3]):
-            if keep[i]:
-                x = step(layer, x)
-                seen.append(x)
-        for i, layer in enumerate(self.layers[3:]):
-            if keep[i]:
-                x = step(layer, x) + seen.pop()
-        return x
-
-
 class Bookkeeping(Encoder):
     """One number, and two comparisons."""
 
@@ -402,16 +330,6 @@ class Bookkeeping(Encoder):
             if draw <= self.rate:
                 outputs.append(None)
         assert len(outputs) == LAYERS
-        return x
-
-
-class Fraction(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        draws = torch.rand(LAYERS)
-        share = (draws >= self.rate).float().mean() + 0.1
-        for i, layer in enumerate(self.layers):
-            if draws[i] >= self.rate:
-                x = x + layer(x).tanh() / share
         return x
 
 
@@ -435,26 +353,6 @@ def without_a_module(base: type) -> type:
 
 
 WithoutAModule = without_a_module(Item)
-
-
-class Closed(Encoder):
-    """Its list can be had in a forward alone."""
-
-    is_open = False
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        if not self.is_open:
-            raise RuntimeError("not in a forward")
-        return self.layers
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.is_open = True
-        for block in self.blocks:
-            if random.random() >= self.rate:
-                x = step(block, x)
-        self.is_open = False
-        return x
 
 
 class ClosedRate(Encoder):
@@ -497,15 +395,11 @@ class CountedList(Encoder):
         return x * self.reads
 
 
-def shuffled(layers: Any) -> List[Any]:
-    return random.sample(list(layers), LAYERS)
-
-
 ALL: Tuple[type, ...] = (
     *OF_LOOPS,
-    *(Item, Random, Numpy, NumpyGenerator, Vector, Runs, Elsewhere, Blocks, Arounds, Listed, While),
-    *(Checkpointed, Conditional, Unrolled, RunElsewhere, TensorRate, Statements, Private, Coupled, Bookkeeping),
-    *(Fraction, HandedElsewhere, WithoutAModule, Closed, ClosedRate, CountedList),
+    *(Item, Numpy, NumpyGenerator, Vector, Runs, Elsewhere, Blocks, Arounds, Listed, While, Checkpointed),
+    *(Conditional, Unrolled, TensorRate, Private, Bookkeeping, HandedElsewhere, WithoutAModule, ClosedRate),
+    CountedList,
 )
 
 
