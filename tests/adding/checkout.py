@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Dict, List, Sequence
 
@@ -71,14 +72,19 @@ def run(checkout: Path, words: List[str]) -> str:
     # In front of this checkout, which may be installed.
     environ["PYTHONPATH"] = str(checkout)
     environ["COLUMNS"] = "300"
-    done = subprocess.run(
+    # Where a test does not end, the stacks say in what.
+    environ["PYTEST_ADDOPTS"] = "-o faulthandler_timeout=120"
+    done = subprocess.Popen(
         [str(checkout.parent / "env" / "bin" / "python"), *words[1:]],
         cwd=str(checkout),
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=400,
     )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    timer = threading.Timer(400, done.kill)
+    timer.start()
+    printed, _ = done.communicate()
+    timer.cancel()
+    assert done.returncode == 0, printed
+    return printed

@@ -1,9 +1,7 @@
-"""The page as HTML: what it has for keyboards and screen readers, and that nothing in a trace becomes code."""
+"""The page as HTML: what it shows, and that nothing in a trace becomes code."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from pathlib import Path
@@ -11,9 +9,9 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 
-from ddpfix.cli.report import command, page
+from ddpfix.cli.report import command, figures, page, summary
 from tests.support import traces
-from tests.support.pages import Element, Page
+from tests.support.pages import Page
 from tests.support.traces import Row
 
 # In place of plotly.js, which the page only passes on.
@@ -44,153 +42,101 @@ def source(request: Any, folders: List[Path]) -> str:
     return written(*{"one": folders[:1], "many": folders[2:], "two": folders[:2]}[request.param])
 
 
-def test_every_figure_has_a_name_a_finding_and_its_numbers(source: str) -> None:
+def test_findings_come_first_and_every_figure_says_what_it_is(source: str) -> None:
     found = Page(source)
-    plots = [element for element in found.elements if element.attributes.get("class") == "plot"]
-    assert len(plots) >= 6
-    for plot in plots:
-        assert plot.attributes["role"] == "img" and plot.attributes["tabindex"] == "0"
-        assert len(plot.attributes["aria-label"]) > 40
-    assert len(found.named("figure")) == len(plots)
-    tables = [table for table in found.named("table") if table.inside("figure") and table.inside("details")]
-    assert len(tables) == len(plots)
-    for table in found.named("table"):
-        assert table.parent is not None and table.parent.attributes["tabindex"] == "0"
-        assert table.parent.attributes["aria-label"]
-    assert all(cell.attributes["scope"] in ("row", "col") for cell in found.named("th"))
-
-
-def test_headings_landmarks_labels_and_ids(source: str) -> None:
-    found = Page(source)
-    levels = [int(element.name[1]) for element in found.elements if re.fullmatch(r"h[1-6]", element.name)]
-    assert levels[0] == 1 and levels.count(1) == 1
-    assert all(later - earlier <= 1 for earlier, later in zip(levels, levels[1:]))
-    assert [len(found.named(name)) for name in ("main", "nav", "header", "title")] == [1, 1, 1, 1]
-    ids = [element.attributes["id"] for element in found.elements if "id" in element.attributes]
-    assert len(ids) == len(set(ids))
-    for element in found.elements:
-        for name in ("aria-labelledby", "for"):
-            assert element.attributes.get(name, ids[0]) in ids
-        if element.name == "a":
-            assert element.attributes["href"][0] == "#" and element.attributes["href"][1:] in ids
-    assert found.named("html")[0].attributes["lang"] == "en"
-    assert found.elements[[e.name for e in found.elements].index("body") + 1].attributes["href"] == "#main"
-
-
-def policy_of(found: Page) -> Dict[str, List[str]]:
-    meta = next(e for e in found.named("meta") if e.attributes.get("http-equiv") == "Content-Security-Policy")
-    parts = [part.split() for part in meta.attributes["content"].split(";")]
-    return {part[0]: part[1:] for part in parts}
-
-
-def test_the_policy_allows_the_two_scripts_and_no_connection(source: str) -> None:
-    found = Page(source)
-    policy = policy_of(found)
-    assert policy["default-src"] == ["'none'"]
-    run = [script for script in found.named("script") if script.attributes.get("type") != "application/json"]
-    hashes = [base64.b64encode(hashlib.sha256(script.text.encode()).digest()).decode() for script in run]
-    assert policy["script-src"] == [f"'sha256-{each}'" for each in hashes] and len(hashes) == 2
-    assert set(policy) == {"default-src", "script-src", "style-src", "img-src", "base-uri", "form-action"}
-    assert not [word for words in policy.values() for word in words if "http" in word or word == "*"]
+    headings = [element.text for element in found.named("h2")]
+    assert headings[0] == "Findings" and headings[-4:] == ["Settings", "What ddpfix said", "Fixes", "Ranks"]
+    assert "Skipped layers by rank and step" in headings and "Time per step of each rank" in headings
+    assert len(found.named("figure")) >= 6
+    assert all(element.attributes["aria-label"] in headings for element in found.named("figure"))
+    assert [len(found.named(name)) for name in ("h1", "title")] == [1, 1]
 
 
 def test_nothing_is_loaded_from_elsewhere(source: str) -> None:
     found = Page(source)
     assert not [e for e in found.elements if "src" in e.attributes or e.name in ("link", "iframe", "object", "img")]
-    assert "url(" not in source.split("<style>")[1].split("</style>")[0]
+    assert "http" not in re.sub(r'"(plotlyServerURL|linkText)": ?"[^"]*"', "", source)
 
 
-def test_a_comparison_has_ratios(folders: List[Path]) -> None:
+def test_two_runs_have_ratios_and_stand_beside_each_other(folders: List[Path]) -> None:
     found = Page(written(*folders[:2]))
     rows = [element.text for element in found.named("tr")]
     assert any(row.startswith("steps where ranks skipped different layers58") and row.endswith("00.00") for row in rows)
-    headings = [element.text for element in found.elements if element.name in ("h3", "figcaption")]
+    headings = [element.text for element in found.named("h3")]
     assert headings.count("stock") == headings.count("ddpfix") >= 8
-    # What holds for both runs stands there once.
-    shared = [element.text for element in found.named("p") if element.attributes.get("class") == "about"]
-    assert len(shared) == len(set(shared)) >= 6
+    one, two = figures.make(command.load(folders[:2]))
+    for name in ("layers", "time", "own", "memory", "loss"):
+        drawn = [next(each.spec for each in mine if each.name == name) for mine in (one, two)]
+        # On the same scales.
+        assert drawn[0]["layout"]["yaxis"].get("range") == drawn[1]["layout"]["yaxis"].get("range")
+        assert drawn[0]["data"][0].get("zmax") == drawn[1]["data"][0].get("zmax")
 
 
 def test_figures_are_what_plotly_reads(folders: List[Path]) -> None:
-    """Plotly's own schema takes each figure, with the colours that the page puts in."""
+    """Plotly's own schema takes each figure."""
     objects = pytest.importorskip("plotly.graph_objects")
-    for folder in (folders[0], folders[2]):
-        for spec in specs(Page(written(folder))):
-            plain = json.loads(re.sub(r"var\(--[a-z]+\)", "#123456", json.dumps(spec)))
-            objects.Figure(data=plain["data"], layout=plain["layout"])
+    for drawn in figures.make(command.load([folders[0], folders[2]])):
+        for figure in drawn:
+            objects.Figure(figure.spec)
 
 
-def classes(element: Element) -> List[str]:
-    return (element.attributes.get("class") or "").split()
+def test_a_few_slow_steps_do_not_flatten_the_colours(tmp_path: Path) -> None:
+    def vary(rank: int, step: int, row: Row) -> None:
+        row["wait"], row["total"] = 0.0, 0.1 + (2.2 if rank == 0 and step in (31, 57) else 0.0) + 0.02 * rank
+
+    ((*mine,),) = figures.make([summary.load(traces.write(tmp_path / "run", 2, 80, change=vary))])
+    (trace,) = next(each for each in mine if each.name == "own").spec["data"]
+    assert trace["zmax"] < 0.2 and max(value for row in trace["z"] for value in row if value) == pytest.approx(2.3)
 
 
-def test_a_legend_stands_above_the_numbers_and_a_diamond_is_one(source: str) -> None:
-    found = Page(source)
-    order = [kind for e in found.elements for kind in ("legend", "scale", "plot") if kind in classes(e)]
-    assert order.count("legend") + order.count("scale") >= 5
-    # Every legend comes before the figures that it is for.
-    assert all(later == "plot" for before, later in zip(order, order[1:]) if before != "plot")
-    (diamond,) = {e.parent.text for e in found.elements if "diamond" in classes(e) and e.parent}
-    assert diamond == "new peak"
-    (peaks, *_) = [t for s in specs(found) if s["id"].startswith("memory") for t in s["data"] if t["mode"] == "markers"]
-    assert peaks["marker"]["symbol"] == "diamond"
-
-
-def test_red_means_that_ranks_hold_up_each_other(source: str) -> None:
+def test_red_means_that_ranks_hold_up_each_other(folders: List[Path]) -> None:
     """Not waiting, which is what the other ranks do, and not a peak of the memory."""
-    red = {spec["id"].rpartition("-")[0] for spec in specs(Page(source)) if "var(--alone)" in json.dumps(spec)}
-    assert red == {"layers", "own"}
-    assert len(set(re.findall(r"--(?:alone|wait|ink): (#\w+)", source))) == 6
-
-
-def test_a_finding_stands_on_the_page_once(source: str) -> None:
-    found = Page(source)
-    listed = [e for e in found.named("li") if classes(e) and classes(e)[0] in ("attention", "plain", "good")]
-    whole = found.named("main")[0].text
-    for each in listed:
-        text = each.text.partition(": ")[2][:60]
-        assert whole.count(text) == sum(text in other.text for other in listed)
-
-
-def test_numbers_stand_to_the_right_and_every_cell_has_its_heading(source: str) -> None:
-    found = Page(source)
-    rows: Dict[int, List[Element]] = {}
-    for each in found.elements:
-        if each.name in ("th", "td"):
-            rows.setdefault(id(each.parent), []).append(each)
-    heads: List[Element] = []
-    for row in rows.values():
-        heads = row if row[-1].attributes.get("scope") == "col" else heads
-        assert [classes(cell) for cell in row] == [classes(head) for head in heads]
-        labels = [cell.attributes.get("data-label") for cell in row]
-        assert row is heads or labels == [head.text for head in heads]
-    memory = next(e for e in found.named("td") if e.text.startswith("+") and e.text.endswith("GiB"))
-    assert classes(memory) == ["number"]
-    assert not [
-        e for e in found.named("td") if classes(e) == ["number"] and e.text != "unknown" and e.text[0].isalpha()
-    ]
+    (mine,) = figures.make(command.load(folders[:1]))
+    assert {figure.name for figure in mine if "#c93c12" in json.dumps(figure.spec)} == {"layers", "own"}
 
 
 def test_the_norm_is_drawn_and_epochs_and_samples_are_told(tmp_path: Path) -> None:
     def epoch(rank: int, step: int, row: Row) -> None:
         row["epoch"], row["samples"], row["norm"] = (step - 1) // 20, 16, 5.0 / step
 
-    found = Page(written(traces.write(tmp_path / "run", 2, 60, change=epoch)))
-    (norm,) = [spec for spec in specs(found) if spec["id"] == "norm-0"]
-    assert norm["data"][-1]["y"][1] == 2.5
-    assert [shape["x0"] for shape in norm["layout"]["shapes"]] == [20.5, 40.5]
-    shown = [e.text for e in found.named("dd")]
-    assert "2 steps/s, 64 samples/s" in shown and "0-2" in shown
+    folder = traces.write(tmp_path / "run", 2, 60, change=epoch)
+    (mine,) = figures.make(command.load([folder]))
+    norm = next(figure for figure in mine if figure.name == "norm")
+    assert norm.spec["data"][-1]["y"][1] == 2.5
+    found = facts(Page(written(folder)))
+    assert (found["Speed"], found["Epochs"]) == ("2 steps/s, 64 samples/s", "0-2")
     # A sampler whose epoch nobody sets stays at 0, and a loader may not tell.
     still = traces.write(tmp_path / "none", 2, 60, change=lambda rank, step, row: row.update(epoch=0))
-    shown = [e.text for name in ("dt", "dd") for e in Page(written(still)).named(name)]
-    assert "2 steps/s" in shown and "Epochs" not in shown
+    found = facts(Page(written(still)))
+    assert found["Speed"] == "2 steps/s" and "Epochs" not in found
 
 
-def specs(found: Page) -> List[Dict[str, Any]]:
-    data = next(element for element in found.named("script") if element.attributes.get("id") == "figures")
-    loaded: List[Dict[str, Any]] = json.loads(data.text)
-    return loaded
+def facts(page: Page) -> Dict[str, str]:
+    """Return the values of the head by their names."""
+    return {name.text: value.text for name, value in zip(page.named("dt"), page.named("dd"))}
+
+
+def test_the_head_has_what_ran_when_and_how_fast(tmp_path: Path) -> None:
+    said = {"kind": "event", "time": 1.7e9, "step": 0, "level": "info"}
+    lines = [{**said, "text": "ddpfix 1.0.0: 1 fix in use for torch 2.13.0"}, {**said, "text": "all ranks skip alike"}]
+    run = traces.write(tmp_path / "run", 2, 60, command="/exp/train.py --lr '1e-4'", lines=lambda rank: lines)
+    found = Page(written(run))
+    assert facts(found) == {
+        "Command": "/exp/train.py --lr '1e-4'",
+        "Started": "2023-11-14 22:13 UTC",
+        "Duration": "0 h 0 min 30.0 s",
+        "Steps": "60",
+        "Speed": "2 steps/s",
+        "Ranks": "2 of 2",
+        "Versions": "torch 2.13.0, transformers 5.23.0, Python 3.11.2",
+    }
+    assert any(e.text == "ddpfix 0.1.0 had 1 fix ready and logged: all ranks skip alike." for e in found.named("p"))
+
+
+@pytest.mark.parametrize("value", [None, -1, 0, 1e20, "soon", float("nan")])
+def test_a_start_that_is_no_date_is_left_out(value: Any, tmp_path: Path) -> None:
+    found = facts(Page(written(traces.write(tmp_path / "run", 1, 5, started=value))))
+    assert "Started" not in found and "Duration" not in found
 
 
 def everywhere(value: Any) -> Any:
@@ -232,30 +178,21 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_text_of_a_trace_becomes_an_element(hostile: Path, folders: List[Path]) -> None:
     """The same elements, with the same attributes, as a page of harmless texts has."""
     source = written(hostile)
-    found = Page(source)
+    found, harmless = Page(source), Page(written(folders[0]))
     assert not found.comments
-    assert [e.attributes.get("type") for e in found.named("script")] == ["application/json", None, None]
     assert {name for e in found.elements for name in e.attributes} <= {
-        name for e in Page(written(folders[0])).elements for name in e.attributes
+        name for e in harmless.elements for name in e.attributes
     }
-    assert not {e.name for e in found.elements} & {"img", "b"}
-    assert [e.attributes["href"][0] for e in found.named("a")] == ["#"] * len(found.named("a"))
+    assert {e.name for e in found.elements} <= {*(e.name for e in harmless.elements), "pre", "code"}
+    assert len(found.named("script")) == len(found.named("figure")) + 1
     # It is shown all the same, as text.
     shown = HOSTILE.encode("utf-8", "replace").decode()
     assert sum(shown[:120] in element.text for element in found.named("td")) >= 5
     assert source.encode("utf-8")
-
-
-def test_data_in_scripts_cannot_end_them(hostile: Path) -> None:
-    found = Page(written(hostile))
-    data = next(element for element in found.named("script") if element.attributes.get("id") == "figures")
-    assert not set("<>&") & set(data.text)
     # Plotly reads tags in texts of figures, so that these have none either.
-    for text in texts([spec["data"] for spec in specs(found)] + [spec["layout"] for spec in specs(found)]):
-        assert "<" not in text.replace("<extra></extra>", "").replace("<br>", "")
-    for spec in specs(found):
-        for text in texts([spec["meta"].get("rows", []), spec["meta"].get("columns", [])]):
-            assert "<" not in text
+    for figure in figures.make(command.load([hostile]))[0]:
+        for text in texts(figure.spec):
+            assert "<" not in text.replace("<extra></extra>", "")
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -288,11 +225,13 @@ def test_values_of_any_kind_end_no_report(odd: Any, tmp_path: Path) -> None:
         json.dumps(command.load([folder]), allow_nan=False)
 
 
-def first(found: Page, name: str) -> Element:
-    return found.named(name)[0]
-
-
 def test_an_empty_trace_has_a_page(tmp_path: Path) -> None:
     found = Page(written(traces.write(tmp_path / "empty", 2, 0)))
-    assert "Both ranks finished after 0 steps." in first(found, "main").text
+    assert "Both ranks finished after 0 steps." in found.named("body")[0].text
     assert not found.named("figure")
+
+
+def test_layers_that_never_are_skipped_have_no_figure(tmp_path: Path) -> None:
+    found = Page(written(traces.write(tmp_path / "run", 2, 20, change=lambda rank, step, row: row.update(skipped=[]))))
+    assert "No layer was skipped in 20 steps." in found.named("body")[0].text
+    assert "Skipped layers by rank and step" not in [e.text for e in found.named("h2")]

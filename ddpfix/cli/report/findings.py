@@ -1,4 +1,4 @@
-"""The findings of a run, in sentences: they stand at the top of the page, and describe its figures."""
+"""The findings of a run, in sentences: they stand at the top of the page."""
 
 from __future__ import annotations
 
@@ -36,11 +36,6 @@ def findings(data: Data) -> List[Finding]:
     order = (BAD, PLAIN, GOOD)
     once = {(each.subject, each.text): each for each in found}
     return sorted(once.values(), key=lambda each: order.index(each.level))
-
-
-def of(subject: str, data: Data) -> str:
-    """Return the findings about one subject, as one text; empty if there is none."""
-    return " ".join(each.text for each in findings(data) if each.subject == subject)
 
 
 def _layers(data: Data) -> List[Finding]:

@@ -1,213 +1,224 @@
-"""The page: one HTML file that needs no network and runs no script but its own.
-
-Everything that comes from a trace is text: it is escaped in HTML, and in the JSON that the page's script reads. A
-Content-Security-Policy allows the two scripts of the page by their hashes, and no connection.
-"""
+"""The page: one HTML file that needs no network. Everything that comes from a trace is text, and is escaped."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
+import html
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ddpfix.cli.report import compare, figures, findings, head, tables
-from ddpfix.cli.report.figures.figure import TABLE_ROWS, Figure, Table
-from ddpfix.cli.report.tables import text
+from plotly import io
+
+from ddpfix import __version__
+from ddpfix.cli.report import compare, figures, findings, words
 from ddpfix.cli.report.words import BAD, GOOD, PLAIN, Finding
 
 Data = Dict[str, Any]
-_ASSETS = Path(__file__).with_name("assets")
+Row = Sequence[str]
+_STYLE = Path(__file__).with_name("page.css")
 _LEVELS = {BAD: "Needs attention", PLAIN: "Note", GOOD: "OK"}
-_PARTS = (
-    ("layers", "Skipped layers"),
-    ("time", "Time"),
-    ("memory", "Memory"),
-    ("loss", "Loss and gradient norm"),
-    ("unused", "Unused parameters"),
-)
+# Rows of a table; --json has all. Lines of ddpfix that the head has; the table has all.
+_ROWS, _SAID = 200, 3
+# Later than this no trace was written, whatever a file says.
+_LATEST = 2**33
 
 
 def make(runs: Sequence[Data], plotly: str) -> str:
-    """Return the page as text."""
-    drawn = figures.make(runs)
-    specs = [_spec(number, figure) for number, each in enumerate(drawn) for figure in each]
-    script = (_ASSETS / "page.js").read_text(encoding="utf-8")
-    title = " against ".join(data["name"] for data in runs)
-    body = _body(runs, drawn, title)
-    style = (_ASSETS / "page.css").read_text(encoding="utf-8")
+    """Return the page as text.
+
+    Args:
+        runs: one run, or two beside each other, as :func:`ddpfix.cli.report.command.load` gives them.
+        plotly: the source of plotly.js.
+    """
+    title = text(" against ".join(data["name"] for data in runs))
+    parts = [
+        _beside(runs, _head),
+        "<h2>Findings</h2>",
+        _beside(runs, _findings),
+        _ratios(runs) if len(runs) == 2 else "",
+        *_figures(runs),
+        *(part for heading, of in _TABLES.items() for part in (f"<h2>{heading}</h2>", _beside(runs, of))),
+    ]
     return "\n".join(
         [
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_policy([plotly, script])}">',
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{text(title)}: ddpfix report</title>",
-            f"<style>{style}</style>",
-            "</head>",
-            "<body>",
-            body,
-            f'<script type="application/json" id="figures">{embedded(specs)}</script>',
-            f"<script>{plotly}</script>",
-            f"<script>{script}</script>",
-            "</body>",
-            "</html>",
-            "",
+            f"<title>{title}: ddpfix report</title>",
+            f"<style>{_STYLE.read_text(encoding='utf-8')}</style>\n<script>{plotly}</script>\n</head>\n<body>",
+            f"<h1>{title} <small>ddpfix report</small></h1>",
+            *parts,
+            "</body>\n</html>\n",
         ]
     )
 
 
-def embedded(value: Any) -> str:
-    """JSON that can stand in a script element: nothing in it can end the element, or begin a comment."""
-    dumped = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return dumped.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def text(value: Any) -> str:
+    """Return a value as text, escaped for HTML."""
+    return html.escape(str(value), quote=True)
 
 
-def _policy(scripts: Sequence[str]) -> str:
-    hashes = [base64.b64encode(hashlib.sha256(each.encode("utf-8")).digest()).decode() for each in scripts]
-    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
-    # Plotly puts its styles into the page, and draws heatmaps as images from data.
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:;"
-        " base-uri 'none'; form-action 'none'"
-    )
+def _beside(runs: Sequence[Data], of: Callable[[Data], str]) -> str:
+    """Return the same of each run, below its name and beside each other where the screen is wide enough."""
+    if len(runs) == 1:
+        return of(runs[0])
+    parts = "".join(f"<div><h3>{text(data['name'])}</h3>{of(data)}</div>" for data in runs)
+    return f'<div class="runs">{parts}</div>'
 
 
-def _spec(run: int, figure: Figure) -> Data:
-    return {"id": _id(run, figure), **figure.spec}
+def _table(headings: Row, rows: Sequence[Row]) -> str:
+    """Return a table that scrolls where it is wide; a sentence where there are no rows."""
+    if not rows:
+        return "<p>None.</p>"
+    head = "".join(f'<th scope="col">{text(each)}</th>' for each in headings)
+    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows[:_ROWS])
+    more = f"<p>{len(rows) - _ROWS:,} more rows with --json.</p>" if len(rows) > _ROWS else ""
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}'
 
 
-def _id(run: int, figure: Figure) -> str:
-    return f"{figure.name}-{run}"
+def _head(data: Data) -> str:
+    """Return the command, when and how fast it ran, with what, and what ddpfix did."""
+    facts = "".join(f"<dt>{label}</dt><dd>{text(value)}</dd>" for label, value in _facts(data) if value)
+    return f"<dl>{facts}</dl><p>{text(did(data))}</p>"
 
 
-def _body(runs: Sequence[Data], drawn: Sequence[Sequence[Figure]], title: str) -> str:
-    parts = {subject: parts_of(subject, runs, drawn) for subject, _ in _PARTS}
-    shown = [(subject, heading) for subject, heading in _PARTS if parts[subject]]
-    links = [("findings", "Findings"), *([("ratios", "Ratios")] if len(runs) == 2 else []), *shown, *tables.PARTS]
-    listed = "".join(f'<li><a href="#{name}">{text(heading)}</a></li>' for name, heading in links)
-    return "\n".join(
-        [
-            '<a class="skip" href="#main">Skip to findings</a>',
-            head.make(runs, title),
-            f'<nav aria-label="Parts of this page"><ul>{listed}</ul></nav>',
-            f'<main id="main" class="{"two" if len(runs) == 2 else ""}">',
-            _section("findings", "Findings", tables.columns(runs, _findings)),
-            _ratios(runs) if len(runs) == 2 else "",
-            *(_section(subject, heading, parts[subject]) for subject, heading in shown),
-            _absent(runs, [subject for subject, heading in _PARTS if not parts[subject]]),
-            *(_section(name, heading, tables.make(name, runs)) for name, heading in tables.PARTS),
-            "</main>",
-        ]
-    )
+def _facts(data: Data) -> Iterator[Tuple[str, str]]:
+    environment, started = data["environment"], data["environment"].get("started")
+    rate = compare.rate(data) if data["steps"] > 1 else None
+    samples = rate * data["samples_a_step"] if rate and data["samples_a_step"] else None
+    epochs = [each["epoch"] for each in data["epochs"]]
+    toolkits = {
+        "torch": environment.get("torch"),
+        **environment.get("toolkits", {}),
+        "Python": environment.get("python"),
+    }
+    yield "Command", environment.get("command") or ""
+    yield "Started", f"{datetime.fromtimestamp(started, timezone.utc):%Y-%m-%d %H:%M} UTC" if _is_date(started) else ""
+    yield "Duration", _duration(environment)
+    yield "Steps", f"{data['steps']:,}"
+    # A sampler whose epoch is never set stays at 0.
+    yield "Epochs", words.span(epochs[0], epochs[-1]) if any(epochs) else ""
+    speed = f"{rate:,.3g} steps/s" if rate else ""
+    yield "Speed", f"{speed}, {samples:,.3g} samples/s" if samples else speed
+    yield "Ranks", f"{data['ranks']:,} of {data['world_size']:,}"
+    yield "Versions", ", ".join(f"{name} {version}" for name, version in toolkits.items() if version)
 
 
-def _section(name: str, heading: str, content: str) -> str:
-    title = f'<h2 id="{name}-heading">{text(heading)}</h2>'
-    return f'<section id="{name}" aria-labelledby="{name}-heading">{title}{content}</section>'
+def _is_date(seconds: Optional[float]) -> bool:
+    return seconds is not None and 0 < seconds < _LATEST
+
+
+def _duration(environment: Data) -> str:
+    """Return the time from the start of the trace to its last line."""
+    started: Any = environment.get("started")
+    until: Any = environment.get("until")
+    if not _is_date(started) or not _is_date(until) or until <= started:
+        return ""
+    return f"{int(until - started) // 3600} h {int(until - started) % 3600 // 60} min {(until - started) % 60:.1f} s"
+
+
+def did(data: Data) -> str:
+    """Return in one sentence what ddpfix did in a run."""
+    version = data["environment"].get("ddpfix") or __version__
+    ready = sum(each["state"] in ("applied", "registered") for each in data["patches"])
+    lines = [each["text"] for each in data["events"] if each["level"] == "info"]
+    # The line at the start, whose number is here already.
+    said = [line.rstrip(".") for line in lines if not line.startswith("ddpfix ")]
+    head = f"ddpfix {version} had {ready:,} fix{'' if ready == 1 else 'es'} ready"
+    if not said:
+        return f"{head} and logged no change."
+    more = f"; {words.count(len(said) - _SAID, 'more line')} below" if len(said) > _SAID else ""
+    return f"{head} and logged: {'; '.join(said[:_SAID])}{more}."
 
 
 def _findings(data: Data) -> str:
-    return f'<ul class="findings">{"".join(map(_finding, findings.findings(data)))}</ul>'
+    return f"<ul>{''.join(map(_finding, findings.findings(data)))}</ul>"
 
 
 def _finding(each: Finding) -> str:
-    more = "".join(f"<li>{_line(line)}</li>" for line in each.lines)
-    below = f"<ul>{more}</ul>" if more else ""
+    lines = "".join(f"<li>{_line(line)}</li>" for line in each.lines)
+    below = f"<ul>{lines}</ul>" if lines else ""
     return f'<li class="{each.level}"><strong>{_LEVELS[each.level]}:</strong> {text(each.text)}{below}</li>'
 
 
 def _line(line: str) -> str:
-    """Return a line below a finding: its first word stands out, and what can be pasted is code."""
-    said, *code = line.split("\n")
-    label, colon, rest = said.partition(": ")
-    first = f'<span class="label">{text(label[:1].upper() + label[1:])}:</span> {text(rest)}' if colon else text(said)
-    return first + (f"<pre><code>{text(chr(10).join(code))}</code></pre>" if code else "")
+    """Return a line below a finding; what can be pasted is code."""
+    said, _, code = line.partition("\n")
+    return text(said[:1].upper() + said[1:]) + (f"<pre><code>{text(code)}</code></pre>" if code else "")
 
 
 def _ratios(runs: Sequence[Data]) -> str:
     one, two = (data["name"] for data in runs)
     rows = [[each.name, *each.shown] for each in compare.compare(*runs)]
-    table = tables.table(Table(["number", one, two, f"ratio ({two} : {one})"], rows), f"{one} against {two}")
-    return _section("ratios", "Ratios", table)
+    return f"<h2>Ratios</h2>{_table(['number', one, two, f'ratio ({two} : {one})'], rows)}"
 
 
-def _absent(runs: Sequence[Data], subjects: Sequence[str]) -> str:
-    """Return one sentence about the parts that no run has a figure for."""
-    headings = dict(_PARTS)
-    found = [f"{headings[subject].lower()} ({_why(subject, runs)})" for subject in subjects]
-    return f'<p class="absent">Not shown: {text("; ".join(found))}.</p>' if found else ""
+def _figures(runs: Sequence[Data]) -> Iterator[str]:
+    """Yield the figures, those of the same name together."""
+    drawn = [{figure.name: figure for figure in each} for each in figures.make(runs)]
+    for name in dict.fromkeys(name for each in drawn for name in each):
+        first = next(each[name] for each in drawn if name in each)
+        yield f"<h2>{text(first.title)}</h2><p>{text(first.about)}</p>"
+        found = {data["name"]: each.get(name) for data, each in zip(runs, drawn)}
+        yield _beside(runs, lambda data, found=found: _figure(found[data["name"]]))  # type: ignore[misc]
 
 
-def _why(subject: str, runs: Sequence[Data]) -> str:
-    reasons = {data["name"]: figures.why(subject, data) for data in runs}
-    if len(set(reasons.values())) == 1:
-        return next(iter(reasons.values()))
-    return ", ".join(f"{name}: {reason}" for name, reason in reasons.items())
-
-
-def parts_of(subject: str, runs: Sequence[Data], drawn: Sequence[Sequence[Figure]]) -> str:
-    """Return the figures about one subject, those of the same name together; empty where no run has one."""
-    mine = [{figure.name: figure for figure in each if figure.subject == subject} for each in drawn]
-    names = list(dict.fromkeys(name for each in mine for name in each))
-    if not names:
-        return ""
-    found = [findings.of(subject, data) for data in runs]
-    groups = [_group(runs, [each.get(name) for each in mine], found, len(names) > 1) for name in names]
-    return f'<div class="groups">{"".join(groups)}</div>'
-
-
-def _group(
-    runs: Sequence[Data], mine: Sequence[Optional[Figure]], found: Sequence[str], is_one_of_several: bool
-) -> str:
-    """Return the same figure of all runs; what holds for all of them stands there once."""
-    there = [figure for figure in mine if figure is not None]
-    shared = all((each.about, each.legend) == (there[0].about, there[0].legend) for each in there)
-    title = f"<h3>{text(there[0].title)}</h3>" if is_one_of_several else ""
-    about = f'<p class="about">{text(there[0].about)}</p>' if shared else ""
-    cells = "".join(
-        f"<p>{text(data['name'])}: not shown ({figures.why(there[0].subject, data)}).</p>"
-        if figure is None
-        else _figure(number, figure, said, data["name"] if len(runs) > 1 else "", shared)
-        for number, (data, figure, said) in enumerate(zip(runs, mine, found))
+def _figure(figure: Optional[figures.Figure]) -> str:
+    if figure is None:
+        return "<p>This run has no data for it.</p>"
+    shown: str = io.to_html(
+        figure.spec, include_plotlyjs=False, full_html=False, config={"displayModeBar": False}, validate=False
     )
-    legend = _legend(there[0]) if shared else ""
-    return f'<div class="group">{title}{about}{legend}<div class="columns">{cells}</div></div>'
+    return f'<figure role="img" aria-label="{text(figure.title)}">{shown}</figure>'
 
 
-def _figure(run: int, figure: Figure, found: str, name: str, shared: bool) -> str:
-    place = _id(run, figure)
-    said = f"{figure.title}{', ' if name else ''}{name}. {found or figure.about} The table below has the numbers."
-    caption = text(name) if shared else f"<strong>{text(name)}</strong> {text(figure.about)}"
-    return "".join(
-        [
-            "<figure>",
-            f"<figcaption>{caption}</figcaption>" if caption else "",
-            "" if shared else _legend(figure),
-            f'<div class="plot" id="{place}" role="img" tabindex="0" aria-label="{text(said)}"></div>',
-            f"<details><summary>Numbers<span> of {text(figure.title)}</span></summary>{_numbers(figure)}</details>",
-            "</figure>",
-        ]
-    )
+def _settings(data: Data) -> str:
+    rows = [
+        [each["name"], each["requested"] or "-", each["effective"] or "-", each["note"] or "-", _who(each, data)]
+        for each in data["settings"]
+    ]
+    changed = [each for each in data["ddpfix_settings"] if each["from"] != "default" and each["name"] != "trace"]
+    rows += [[f"ddpfix: {each['name']}", each["value"], each["value"], f"from {each['from']}", "-"] for each in changed]
+    return _table(["setting", "requested", "in effect", "note", "ranks"], rows)
 
 
-def _legend(figure: Figure) -> str:
-    if figure.is_scale:
-        colours = ", ".join(key.colour for key in figure.legend)
-        ends = "".join(f"<li>{text(key.meaning)}</li>" for key in figure.legend)
-        bar = f'<span style="background:linear-gradient(to right, {colours})"></span>'
-        return f'<div class="scale">{bar}<ul>{ends}</ul></div>'
-    items = "".join(
-        f'<li><span class="swatch {key.mark}" style="background:{key.colour}"></span>{text(key.meaning)}</li>'
-        for key in figure.legend
-    )
-    return f'<ul class="legend">{items}</ul>' if items else ""
+def _who(seen: Data, data: Data) -> str:
+    return "all" if seen["of_ranks"] == data["ranks"] > 1 else words.ranks(seen["ranks"], seen["of_ranks"])
 
 
-def _numbers(figure: Figure) -> str:
-    left = len(figure.table.rows) - TABLE_ROWS
-    more = f"<p>{left:,} more rows with --json.</p>" if left > 0 else ""
-    return tables.table(Table(figure.table.headings, figure.table.rows[:TABLE_ROWS]), figure.title) + more
+def _lines(data: Data) -> str:
+    """Return what ddpfix logged, warnings and errors first, and where ranks spent two seconds or more."""
+    rows = [[each["text"], each["level"], *_when(each, data)] for each in data["events"]]
+    rows.sort(key=lambda row: row[1] == "info")
+    rows += [[f"two seconds or more in {each['phase']}", "stall", *_when(each, data)] for each in data["stalls"]]
+    left = f"<p>{data['texts_left_out']:,} more lines are in the trace.</p>" if data["texts_left_out"] else ""
+    return _table(["line", "level", "first step", "times", "ranks"], rows) + left
+
+
+def _when(seen: Data, data: Data) -> List[str]:
+    step = "-" if seen["step"] is None else f"{seen['step']:,}"
+    return [step, f"{seen['times']:,}", _who(seen, data)]
+
+
+def _fixes(data: Data) -> str:
+    rows = [[each["id"], each["state"], each["reason"], _who(each, data)] for each in data["patches"]]
+    rows.sort(key=lambda row: row[1] not in ("applied", "registered"))
+    return _table(["fix", "state", "reason", "ranks"], rows)
+
+
+def _ends(data: Data) -> str:
+    hosts = [f"{host} ({words.count(number, 'rank')})" for host, number in data["environment"]["hosts"].items() if host]
+    rows = [("hosts", words.listed(hosts, 8) or words.UNKNOWN)]
+    if data["earlier_processes"]:
+        rows.append(("earlier processes", f"{data['earlier_processes']:,} in this folder"))
+    if data["gradients"]["sent"]:
+        rows.append(("gradients communicated", f"{words.size(data['gradients']['sent'])} by all ranks"))
+    rows += [(f"end of {words.ranks(each['ranks'])}", each["how"]) for each in data["ends"]]
+    return _table(["name", "value"], rows)
+
+
+_TABLES: Dict[str, Callable[[Data], str]] = {
+    "Settings": _settings,
+    "What ddpfix said": _lines,
+    "Fixes": _fixes,
+    "Ranks": _ends,
+}

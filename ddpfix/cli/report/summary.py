@@ -1,4 +1,4 @@
-"""One run as plain data: what ``--json`` writes and what figures, tables and findings are made from."""
+"""One run as plain data: what ``--json`` writes and what figures and findings are made from."""
 
 from __future__ import annotations
 
