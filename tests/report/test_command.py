@@ -12,9 +12,7 @@ from typing import Any, List
 import pytest
 
 from ddpfix.cli.main import main
-from tests.report.test_page import HOSTILE, written
 from tests.support import traces
-from tests.support.pages import Page
 
 
 @pytest.fixture
@@ -107,10 +105,3 @@ def test_what_cannot_be_read_or_written_is_named(
     told = capsys.readouterr().err
     assert told.startswith("ddpfix: ") and told.count("\n") == 1
     assert said.format(**places) in told
-
-
-def test_a_folder_with_a_hostile_name(tmp_path: Path) -> None:
-    name = HOSTILE.replace("/", "_").replace("\x00", "").replace("\ud800", "")
-    folder = traces.write(tmp_path / name, 1, 3)
-    found = Page(written(folder))
-    assert name in found.named("h1")[0].text and not found.named("img")

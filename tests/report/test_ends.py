@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-import pytest
-
 from ddpfix.cli.report import findings, page, summary
 from ddpfix.cli.report.words import BAD, GOOD, Finding
+from ddpfix.ranks.failures import sentinel
 from ddpfix.ranks.hang import monitor
-from tests.support import ranks, traces
+from tests.support import traces
 from tests.support.pages import Page
 
-SCRIPT = Path(__file__).with_name("rank.py")
 ERROR = "RuntimeError: Expected to have finished reduction in the prior iteration. (train.py:12)"
 DIAGNOSIS = (
     "2 parameters got no gradient on rank {rank} in step 7, the same on all ranks:\n    rare (all 2 parameters)\n"
@@ -107,6 +105,7 @@ def test_ranks_that_waited_are_found_and_whoever_ended_them_is_no_cause(tmp_path
         found = run(tmp_path / str(len(lines)), {0: lines}, {0: None, 1: None})
         assert [(each.text, each.lines) for each in found] == [(f"R{HANG[1:]}", ())]
     assert HANG[:12] in Path(monitor.__file__).read_text()
+    assert KILLED[7:27] in Path(sentinel.__file__).read_text()
 
 
 def test_a_job_that_went_on_after_a_hang_was_killed_all_the_same(tmp_path: Path) -> None:
@@ -144,32 +143,6 @@ def test_a_killed_run_names_the_step_under_way_and_is_not_ok(tmp_path: Path) -> 
     for lines, step in ((begun[:1], 7), (ended, 8)):
         (found,) = run(tmp_path / str(step), {1: lines}, {1: None}, **here)
         assert found.text == f"Rank 1 was killed after step {step}, the last in the trace (no exit record)."
-
-
-def trained(folder: Path, how: str) -> List[Finding]:
-    environ = {"DDPFIX": "1", "DDPFIX_UNUSED": "off", "DDPFIX_TRACE": str(folder / "trace")}
-    more = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder)}
-    code, output = ranks.run([*ranks.elastic(2), str(SCRIPT), how], ranks.environment({**environ, **more}), folder, 120)
-    assert code == 1, output
-    return [each for each in findings.findings(summary.load(folder / "trace")) if each.subject == "ranks"]
-
-
-@pytest.mark.sampled(inside=False)
-@pytest.mark.patches("torch.trace", "torch.diagnosis")
-def test_two_ranks_that_fail_leave_names_cause_and_fix_in_the_trace(tmp_path: Path) -> None:
-    first = trained(tmp_path, "unused")[0]
-    assert first.level == BAD and "failed" in first.text and "2 parameters got no gradient" in first.text
-    assert "rare" in first.text
-    assert any("find_unused_parameters=True" in line for line in first.lines if line.startswith("fix: "))
-    assert any(line.startswith("the error: RuntimeError: Expected to have finished reduction") for line in first.lines)
-
-
-@pytest.mark.sampled(inside=False)
-@pytest.mark.patches("torch.trace", "torch.failures")
-def test_of_two_ranks_the_one_that_is_killed_is_found(tmp_path: Path) -> None:
-    first = trained(tmp_path, "killed")[0]
-    assert first.level == BAD and first.text.startswith("Rank 1 ended without a word"), first
-    assert "SIGKILL" in first.text and "memory" in first.lines[0]
 
 
 def test_the_batch_behind_the_largest_rise_of_memory_is_named() -> None:

@@ -50,14 +50,7 @@ def killed(step: int, out: torch.Tensor) -> None:
         os.kill(os.getpid(), 9)
 
 
-def killed_early(step: int, out: torch.Tensor) -> None:
-    if step == 10:
-        os.kill(os.getpid(), 9)
-
-
-WAYS: Dict[str, Callable[[int, torch.Tensor], None]] = {
-    each.__name__: each for each in (metric, mapped_file, killed, killed_early)
-}
+WAYS: Dict[str, Callable[[int, torch.Tensor], None]] = {each.__name__: each for each in (metric, mapped_file, killed)}
 
 
 def main() -> None:

@@ -66,16 +66,6 @@ def test_a_run_that_is_killed_in_a_huge_batch_names_it(tmp_path: Path) -> None:
     assert [(row["step"], row.get("shape")) for row in begun] == [(1, [2048, 32]), (2, None), (26, [64000, 32])]
 
 
-@pytest.mark.sampled(inside=False)
-@pytest.mark.patches("torch.trace")
-def test_a_run_that_is_killed_in_a_usual_step_names_no_other_one(tmp_path: Path) -> None:
-    """Rows of the last two seconds are lost."""
-    (ended,) = [each for each in trained(tmp_path, "killed_early", code=-9) if each.subject == "ranks"]
-    assert re.fullmatch(
-        r"Rank 0 was killed after step [1-9], the last in the trace \(no exit record\)\.", ended.text
-    ), ended
-
-
 def grown(used: List[Optional[float]], shapes: Any = None, rank: int = 3) -> Any:
     batches = [[4, 8]] * len(used) if shapes is None else shapes
     return find(rank, range(1, len(used) + 1), np.array(used, dtype=float), batches)

@@ -27,11 +27,11 @@ End = Callable[[], Run]
 
 
 @pytest.fixture
-def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[End]:
+def end(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[End]:
     """The trace is on; returns what ends it and reads it."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    ddpfix.activate(trace=tmp_path / "trace", log="off")
+    ddpfix.activate(trace=tmp_path / "trace", log="off", **getattr(request, "param", {}))
 
     def ended() -> Run:
         assert ddpfix.deactivate() == []
@@ -218,20 +218,20 @@ def test_an_error_of_the_trace_does_not_reach_the_program(end: End, monkeypatch:
 
 
 def test_lines_that_ddpfix_logs_are_events(end: End) -> None:
-    from ddpfix import log
-
     log.info("before the first step")
     layer = nn.Linear(2, 1)
     layer(torch.ones(1, 2)).sum().backward()
     torch.optim.SGD(layer.parameters(), lr=0.1).step()
     log.warning("a warning of test_single")
     log.warning("a warning of test_single")
+    log.record("error", "rank 1 ended without a word")
     log.debug("nobody has asked for this")
     logging.getLogger("other").warning("not ours")
     events = end().events
     told = [(event["level"], event["text"], event["step"]) for event in events]
     assert ("info", "before the first step", 0) in told
     assert told.count(("warning", "a warning of test_single", 1)) == 1
+    assert ("error", "rank 1 ended without a word", 1) in told
     assert not any(text in ("nobody has asked for this", "not ours") for _, text, _ in told)
 
 
@@ -265,6 +265,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("end", [{}, {"layerdrop": "stock", "unused": "find"}], ids=["ddpfix", "stock"], indirect=True)
 def test_layers_of_two_stacks_have_numbers_of_their_own(end: End) -> None:
     transformers = pytest.importorskip("transformers")
     from torch.nn.parallel import DistributedDataParallel
@@ -280,7 +281,9 @@ def test_layers_of_two_stacks_have_numbers_of_their_own(end: End) -> None:
     expected = []
     for _ in range(6):
         called.clear()
-        wrapped(input_ids=torch.ones(1, 4, dtype=torch.long))[0].sum().backward()
+        output = wrapped(input_ids=torch.ones(1, 4, dtype=torch.long))
+        # Both stacks get a gradient whatever the other one skips.
+        (output[0].sum() + output.encoder_last_hidden_state.sum()).backward()
         expected.append([name for name in names if name not in called])
         optimizer.step()
         optimizer.zero_grad()
@@ -288,6 +291,10 @@ def test_layers_of_two_stacks_have_numbers_of_their_own(end: End) -> None:
     (model,) = run.models
     assert sorted(model["layers"]) == sorted(names) and any(expected)
     assert [sorted(model["layers"][i] for i in some) for some in run.steps["skipped"]] == [*map(sorted, expected)]
+    # All parameters of a layer that was skipped, and none of one that ran.
+    unused = [{model["parameters"][i] for i in some} for some in run.steps["unused"]]
+    of = [[name for name in names if any(each.startswith(f"{name}.") for each in some)] for some in unused]
+    assert [sorted(some) for some in of] == [*map(sorted, expected)]
 
 
 @pytest.mark.usefixtures("alone")
@@ -312,17 +319,23 @@ def test_who_got_no_gradient_is_not_known_where_gradients_are_kept(end: End, to_
     assert names == (others if to_none else [others[0], None, None, None])
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.patches("torch.diagnosis")
+@pytest.mark.parametrize("end", [{"unused": "off"}], ids=[""], indirect=True)
 def test_a_diagnosis_is_in_the_trace_when_the_error_is_raised(end: End, capfd: pytest.CaptureFixture[str]) -> None:
     """Before anything else comes: a launcher may kill this process in the next moment."""
-    layer = nn.Linear(2, 2)
-    layer(torch.ones(1, 2)).sum().backward()
-    torch.optim.SGD(layer.parameters(), lr=0.1).step()
-    log.record("diagnosis", "1 parameter got no gradient\nddpfix: cause: it was not used")
-    file = recorder().writer.file
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [line["text"] for line in lines if line.get("level") == "diagnosis"] == [
-        "1 parameter got no gradient\nddpfix: cause: it was not used"
-    ]
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrapped = DistributedDataParallel(Halves())
+    wrapped(torch.ones(1, 2), 0).backward()
+    torch.optim.SGD(wrapped.parameters(), lr=0.1).step()
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
+        wrapped(torch.ones(1, 2), 0)
+    lines = [json.loads(line) for line in recorder().writer.file.read_text().splitlines()]
+    (told,) = [line["text"] for line in lines if line.get("level") == "diagnosis"]
+    # As tests/report reads it.
+    assert told.startswith("2 parameters got no gradient on rank 0") and "halves.1 (weight, bias)" in told
+    assert "\nddpfix: cause: " in told and "\nddpfix: cure: " in told and "find_unused_parameters=True" in told
     assert "got no gradient" not in capfd.readouterr().err
 
 
