@@ -70,11 +70,6 @@ def reserved_memory(device: Any) -> Optional[int]:
     return _number("memory_reserved", device)
 
 
-def forget_peak(device: Any) -> None:
-    """Have the peak of a device count from here on."""
-    _asked("reset_peak_memory_stats", device)
-
-
 def total_memory(device: Any) -> Optional[int]:
     """Return the bytes that a device has."""
     found = getattr(_asked("get_device_properties", device), "total_memory", None)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import replace
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 
 from ddpfix.models import graph, internals
-from ddpfix.probing import phases
 from ddpfix.probing.module_calls import ModuleCalls
 from ddpfix.probing.restore import kept
 from ddpfix.probing.result import Result
@@ -83,9 +80,6 @@ class _Run:
         self._loss = ""
         # In the order of their first appearance.
         self.notes: Dict[str, None] = {}
-        self._estimate = phases.Estimate(subject.model)
-        self._phases = phases.Phases(self._estimate.now, "estimate")
-        self._phases.device = subject.device()
 
     def steps(self, batches: Iterator[Any], wanted: int) -> Result:
         """Observe some steps, and say what they show."""
@@ -110,19 +104,13 @@ class _Run:
 
     def step(self, batch: Any) -> None:
         given = _copied(batch)
-        with contextlib.nullcontext() if self._phases.is_on_device() else self._estimate.counted():
-            self._phases.enter("forward")
-            output = _called(self._subject.model, given)
-            loss = self._loss_of(output, given)
-        self._phases.enter("backward")
+        loss = self._loss_of(_called(self._subject.model, given), given)
         if loss.requires_grad:
             loss.backward()
         else:
             self.notes["in some steps the loss has no graph, and no parameter got a gradient"] = None
         if self._calls.failure is not None:
             raise RuntimeError(f"the model could not be observed: {self._calls.failure!r}") from self._calls.failure
-        self._estimate.now()
-        self._phases.enter("")
         self._subject.close()
         self._subject.steps += 1
         for _, parameter in self._subject.parameters:
@@ -139,10 +127,7 @@ class _Run:
 
     def result(self, steps: int) -> Result:
         found = self._subject.result()
-        found.loss, found.memory = self._loss, self._phases.memory()
-        if found.memory is not None:
-            of_model = {name: getattr(self._estimate, name) for name in ("parameters", "gradients", "saved")}
-            found.memory = replace(found.memory, **of_model)
+        found.loss = self._loss
         found.notes += self.notes
         if found.steps < steps:
             found.notes.append(f"the batches ended after {found.steps} of {steps} steps")

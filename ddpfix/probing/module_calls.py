@@ -12,7 +12,6 @@ from torch.nn.modules import module as modules
 
 from ddpfix import log
 from ddpfix.models import internals
-from ddpfix.probing.phases import Phases
 from ddpfix.probing.subject import Subject
 
 # owner(module, around) -> the model that a module belongs to; None: to none that trains. ``around``: calls it is in.
@@ -29,8 +28,10 @@ _is_compiling: Callable[[], bool] = _compiling if _compiling is not None else to
 class ModuleCalls:
     """Observes calls of modules from ``start`` to ``stop``."""
 
-    def __init__(self, owner: Owner, past: Optional[Past] = None, phases: Optional[Phases] = None) -> None:
-        self._owner, self._past, self._phases = owner, past, phases
+    def __init__(self, owner: Owner, past: Optional[Past] = None) -> None:
+        self._owner, self._past = owner, past
+        # What the program has begun last: "forward", "backward" (a forward has ended); "" before the first one.
+        self.phase = ""
         self._threads = threading.local()
         self._handles: List[Any] = []
         self.failure: Optional[Exception] = None
@@ -89,17 +90,13 @@ class ModuleCalls:
         if first and not again:
             self._first(subject, module, frame)
         subject.call(module, again, first)
-        if self._phases is not None:
-            self._phases.look()
 
     def _first(self, subject: Subject, module: Any, frame: FrameType) -> None:
         if not (torch.is_grad_enabled() and module.training):
             return
         subject.begin()
         subject.forward_begins(module)
-        if self._phases is not None:
-            self._phases.device = subject.device()
-            self._phases.enter("forward")
+        self.phase = "forward"
         if subject.wrapper is not None and module is not subject.wrapper and self._past is not None:
             self._past(subject, module, frame)
 
@@ -133,8 +130,7 @@ class ModuleCalls:
             return
         if torch.is_grad_enabled() and module.training and not internals.in_backward():
             subject.returned(output)
-            if self._phases is not None:
-                self._phases.enter("backward")
+            self.phase = "backward"
 
     def _failed(self, error: Exception) -> None:
         self.failure = error

@@ -12,7 +12,6 @@ from torch.optim import optimizer as optimizers
 
 from ddpfix import log
 from ddpfix.probing.module_calls import ModuleCalls, Past
-from ddpfix.probing.phases import Phases
 from ddpfix.probing.result import Result
 from ddpfix.probing.subject import Subject
 
@@ -26,8 +25,8 @@ class Program:
 
     def __init__(self, steps: int, past: Past, done: Callable[[], None]) -> None:
         self._wanted, self._done = steps, done
-        self.phases, self.owners = Phases(), Owners()
-        self.calls = ModuleCalls(self.owners.of, past, self.phases)
+        self.owners = Owners()
+        self.calls = ModuleCalls(self.owners.of, past)
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._handles: List[Any] = []
         # The steps of the optimizer that has made the most of them; it may be no more.
@@ -55,10 +54,7 @@ class Program:
         return found
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        try:
-            self.phases.enter("optimizer")
-        except Exception as error:
-            log.debug(f"the probe does not see an optimizer's step: {error!r}")
+        self.calls.phase = "optimizer"
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
@@ -72,7 +68,7 @@ class Program:
             self._done()
 
     def _step(self, optimizer: Any) -> None:
-        self.phases.enter("")
+        self.calls.phase = ""
         self.calls.optimizer_steps()
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self.steps = max(self.steps, self._counts[optimizer])

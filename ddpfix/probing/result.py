@@ -41,30 +41,6 @@ class Checkpoint:
 
 
 @dataclass
-class Memory:
-    """Peak memory by phase, in bytes.
-
-    Attributes:
-        measure: "device" (peak of what the allocator gave out), "resident" (of the process, looked at in each call of a
-            module), or "estimate" (parameters, gradients, and tensors saved for backward).
-        parameters: of the parameters and buffers.
-        gradients: of the gradients after backward.
-        saved: of the tensors that are kept for backward; None where that was not measured.
-        forward: peak until the output is there.
-        backward: peak until all gradients are there.
-        optimizer: peak of the optimizer's step; None where there is none.
-    """
-
-    measure: str
-    parameters: int = 0
-    gradients: int = 0
-    saved: Optional[int] = None
-    forward: Optional[int] = None
-    backward: Optional[int] = None
-    optimizer: Optional[int] = None
-
-
-@dataclass
 class Result:
     """What was seen of one model.
 
@@ -91,7 +67,6 @@ class Result:
         repeated: modules that hold parameters and are called more than once in a pass, and how often at most.
         loss: which loss was used; "" where the program has its own.
         under: how DDP was asked for, where the program wraps the model.
-        memory: see :class:`Memory`; None where nothing was measured.
         setting: the argument of DistributedDataParallel that follows, "" where none is needed.
         line: how the user of a toolkit sets that, in words and a line to paste; "" where the setting says it all.
         unused: the value of DDPFIX_UNUSED that follows.
@@ -120,7 +95,6 @@ class Result:
     repeated: Dict[str, int] = field(default_factory=dict)
     loss: str = ""
     under: str = ""
-    memory: Optional[Memory] = None
     setting: str = ""
     line: str = ""
     unused: str = "auto"

@@ -57,10 +57,6 @@ class Subject:
         self._now: Counter[Any] = Counter()
         self._modes: Dict[Any, Set[bool]] = {}
 
-    def device(self) -> torch.device:
-        """Return where the model is: the device of its first parameter."""
-        return self.parameters[0][1].device if self.parameters else torch.device("cpu")
-
     def begin(self) -> None:
         """A forward in training begins: of a new pass, if gradients have arrived since the last one began."""
         if self.is_open and self.arrived:

@@ -30,8 +30,6 @@ def of_model(found: Mapping[str, Any]) -> List[str]:
     lines += _entry("checkpointing", [_checkpoint(entry) for entry in _alike(found["checkpointing"], "reentrant")])
     lines += _entry("shared parameters", _short([" = ".join(names) for names in found["shared"]]))
     lines += _entry("called repeatedly", _short([f"{name}: {n} times a pass" for name, n in found["repeated"].items()]))
-    if found["memory"]:
-        lines += _entry("peak memory", [memory(found["memory"])])
     lines += _entry("setting", [found["setting"] or "none"])
     lines += _entry("line to paste", [found["line"]] if found["line"] else [])
     lines += _entry("advice", found["advice"])
@@ -45,35 +43,12 @@ def of_program(seen: Mapping[str, Any]) -> List[str]:
     lines += _entry("called past the wrapper", seen["past"])
     lines += _entry("settings", seen["settings"])
     lines += _entry("ddpfix said", seen["said"])
-    if seen["memory"]:
-        lines += _entry("peak memory", [memory(seen["memory"])])
     lines += _entry("note", seen["notes"])
     for model in seen["models"]:
         lines += ["", *of_model(model)]
     if not seen["models"]:
         lines.append("  no training forward of a model was observed")
     return lines
-
-
-def memory(found: Mapping[str, Any]) -> str:
-    """Memory by phase, on one line."""
-    measures = {
-        "device": "on the device",
-        "resident": "of the process, resident",
-        "estimate": "estimated: parameters, gradients, and tensors saved for backward",
-    }
-    phases = [(name, found[name]) for name in ("forward", "backward", "optimizer") if found[name] is not None]
-    parts = [f"{name} {size(number)}" for name, number in phases]
-    return f"{', '.join(parts) or 'unknown'} ({measures[found['measure']]})"
-
-
-def size(number: float) -> str:
-    """Bytes as people write them."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
-            break
-        number /= 1024
-    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
 
 
 def _count(number: int, one: str, many: str = "") -> str:

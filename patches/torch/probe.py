@@ -114,7 +114,6 @@ class Run:
     def found(self, complete: bool) -> Dict[str, Any]:
         """Return all of it as plain data."""
         program = self._program
-        memory = program.phases.memory()
         notes = [] if program.calls.failure is None else [f"nothing was observed from {program.calls.failure!r} on"]
         done = program.steps
         steps = f"{done} optimizer step{'' if done == 1 else 's'}"
@@ -125,7 +124,6 @@ class Run:
             "past": list(self._past),
             "settings": [],
             "said": self._said.lines,
-            "memory": None if memory is None else vars(memory),
             "notes": notes,
             "models": [_with_line(result).as_dict() for result in program.results()],
         }
@@ -135,7 +133,7 @@ class Run:
         error, so_far = self._main.uncaught(), f"after {self._program.steps} of {self._wanted} optimizer steps"
         if error is None:
             return f"the program ended by itself {so_far}"
-        return f"the program failed {so_far}, {_PHASES[self._program.phases.phase]}: {last_words.words(error)}"
+        return f"the program failed {so_far}, {_PHASES[self._program.calls.phase]}: {last_words.words(error)}"
 
     def _write(self, complete: bool) -> None:
         if not log.first_rank():
