@@ -26,9 +26,6 @@ from ddpfix.waiting import Armed, Waiting, armed, top
 
 if TYPE_CHECKING:
     # Nobody has asked for a report yet.
-    from typing_extensions import Unpack
-
-    from ddpfix.matrix.arguments import Arguments
     from ddpfix.patching.report import Report
 
 _LOCK = threading.RLock()
@@ -286,7 +283,7 @@ def current() -> Optional[Engine]:
     return _engine
 
 
-def activate(**arguments: Unpack[Arguments]) -> Report:
+def activate(**arguments: object) -> Report:
     """Switch ddpfix on in this process. Doing so twice is one activation.
 
     Args:

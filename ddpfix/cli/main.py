@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from typing import Any, List, Mapping, NoReturn, Optional, Sequence, Set, Tuple
+from typing import Any, List, Mapping, NoReturn, Optional, Set, Tuple
 
 from ddpfix import __version__, _env
 from ddpfix.cli.doctor import command as doctor
 from ddpfix.cli.report import command as report
-from ddpfix.matrix import gone, loader
+from ddpfix.matrix import gone
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.settings import PREFIX, SETTINGS, Setting, SettingsError, near
 
@@ -28,7 +27,6 @@ def main(arguments: Optional[List[str]] = None) -> int:
         _env.say(gone.answer(earlier))
         return 0
     parser = _parser()
-    _complete(parser)
     options = parser.parse_args(words, argparse.Namespace(rest=command))
     if options.command is None:
         parser.print_help()
@@ -45,22 +43,6 @@ def main(arguments: Optional[List[str]] = None) -> int:
             raise
         _env.say(f"this command needs {package}: {sys.executable} -m pip install {package}")
         return 2
-
-
-def _complete(parser: argparse.ArgumentParser) -> None:
-    """Answer a shell that asks what may come next (argcomplete, which sets the variable), and end; else do nothing."""
-    if "_ARGCOMPLETE" not in os.environ:
-        return
-    try:
-        import argcomplete
-    except ImportError:
-        return
-    argcomplete.autocomplete(parser)
-
-
-def _patches(**asked: object) -> List[str]:
-    """Return the ids that ``explain`` takes, for a shell."""
-    return list(loader.load().patches)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -98,8 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.set_defaults(action=_plan)
     explain = commands.add_parser("explain", help="what a fix does, for which problem, evidence, versions and setting")
     text = "the name of a fix as plan prints it (transformers.layerdrop); or a word, for the fixes that mention it"
-    patch: Any = explain.add_argument("patch", help=text)
-    patch.completer = _patches
+    explain.add_argument("patch", help=text)
     explain.set_defaults(action=_explain)
     doctor.add(commands)
     _add_demo(commands)
@@ -208,9 +189,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings", "each is an environment variable and a key in pyproject.toml as well")
     for setting in SETTINGS:
         text = f"{setting.meaning} (default: {setting.default}; {setting.variable})"
-        option: Any = group.add_argument(f"--{setting.name}", metavar=_values(setting), help=text.replace("%", "%%"))
-        # For a shell that completes words.
-        option.completer = _Words(setting.values)
+        group.add_argument(f"--{setting.name}", metavar=_values(setting), help=text.replace("%", "%%"))
 
 
 def _add_gone(parser: argparse.ArgumentParser, command: str) -> None:
@@ -233,16 +212,6 @@ class _Gone(argparse.Action):
         _env.say(gone.answer(self._key, str(option_string)))
         if self._key in gone.RENAMED:
             setattr(namespace, self.dest, values)
-
-
-class _Words:
-    """Gives argcomplete the values of a setting."""
-
-    def __init__(self, values: Sequence[str]) -> None:
-        self._values = list(values)
-
-    def __call__(self, **asked: object) -> List[str]:
-        return self._values
 
 
 def _values(setting: Setting) -> str:

@@ -44,6 +44,7 @@ GONE: Dict[str, str] = {
     "ddpfix report --tensorboard": "python -m ddpfix report DIR --json FILE has the same numbers",
     "ddpfix demo --model": "the demo trains a WavLM",
     "ddpfix demo --loop": "the demo has a plain DDP loop; python -m ddpfix run starts any other script",
+    "ddpfix[completion]": "python -m ddpfix COMMAND --help lists options and values",
     "ddpfix[tensorboard]": "python -m ddpfix report DIR --json FILE needs no package",
     "ddpfix[trace]": "a trace is JSON lines, and needs no package",
 }

@@ -11,6 +11,7 @@ from typing import Dict, Mapping, Optional
 
 import pytest
 
+import ddpfix
 from ddpfix.cli import run
 from ddpfix.matrix import settings
 from ddpfix.matrix.settings import SETTINGS, Settings, SettingsError, read, switch_name
@@ -258,3 +259,8 @@ def test_the_working_directory_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "pyproject.toml").write_text('[tool.ddpfix]\nlayerdrop = "stock"\n')
     monkeypatch.chdir(tmp_path)
     assert settings.read({}, PATCHES, {})["layerdrop"] == "stock"
+
+
+def test_help_shows_each_setting_with_its_default() -> None:
+    shown = " ".join(str(ddpfix.activate.__doc__).split())
+    assert all(f'{each.name}="{each.default}"' in shown for each in SETTINGS)
