@@ -48,7 +48,7 @@ FAMILIES = (
 RANKS = (
     "tests/ranks",
     "-k",
-    "unpatched_plain or plain_loops or longer or checkpointed_layers or who_else or told_ddp or explicit or time_limits"
+    "unpatched_plain or plain_loops or longer or who_else or told_ddp or explicit or time_limits"
     " or rate_set_on or layerdrop_off",
 )
 LATE, SHARDED = ("tests/late",), ("tests/sharded",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import random
 import resource
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import distributed
@@ -77,7 +78,7 @@ class Fault:
     def model(self, model: Any) -> None:
         """The model is wrapped."""
         if self.kind == "hook" and self.ours:
-            getattr(self, "_hook_" + self.how)(model)
+            self._hook(model)
         if self.kind == "hook" and self.how == "communication" and not self.ours:
             model.register_comm_hook(None, _averages)
 
@@ -197,39 +198,24 @@ class Fault:
         if self.kind == "memory" and self.how == "used up" and self._done:
             self._ballast.append(torch.ones(32 << 20, dtype=torch.uint8))
 
-    def _hook_communication(self, model: Any) -> None:
-        state = {"calls": 0}
+    def _hook(self, model: Any) -> None:
+        """Put a hook in that raises after some calls."""
+        calls = itertools.count(1)
+        words, result = _HOOKS[self.how]
 
-        def hook(_: Any, bucket: Any) -> Any:
-            state["calls"] += 1
-            if state["calls"] > self.step:
-                raise InjectedError("a communication hook")
-            return _averages(None, bucket)
+        def hook(*args: Any) -> Any:
+            if next(calls) > self.step:
+                raise InjectedError(words)
+            return result(*args)
 
         # torch compares annotations, which are strings here.
         hook.__annotations__.clear()
-        model.register_comm_hook(None, hook)
-
-    def _hook_parameter(self, model: Any) -> None:
-        state = {"calls": 0}
-
-        def hook(gradient: Any) -> Any:
-            state["calls"] += 1
-            if state["calls"] > self.step:
-                raise InjectedError("a hook of a parameter")
-            return gradient
-
-        model.module.head.weight.register_hook(hook)
-
-    def _hook_module(self, model: Any) -> None:
-        state = {"calls": 0}
-
-        def hook(*_: Any) -> None:
-            state["calls"] += 1
-            if state["calls"] > self.step:
-                raise InjectedError("a hook of a module")
-
-        model.module.head.register_forward_hook(hook)
+        if self.how == "communication":
+            model.register_comm_hook(None, hook)
+        elif self.how == "parameter":
+            model.module.head.weight.register_hook(hook)
+        else:
+            model.module.head.register_forward_hook(hook)
 
 
 def fill(folder: Path) -> None:
@@ -248,6 +234,12 @@ def _averages(_: Any, bucket: Any) -> Any:
 
 
 _averages.__annotations__.clear()
+# A hook by its kind: how an error names it, and what it returns.
+_HOOKS: Dict[str, Tuple[str, Callable[..., Any]]] = {
+    "communication": ("a communication hook", _averages),
+    "parameter": ("a hook of a parameter", lambda gradient: gradient),
+    "module": ("a hook of a module", lambda *_: None),
+}
 
 
 def _patch_late(how: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -192,13 +191,6 @@ def check_failure(result: Result, patch: str, *reasons: str, patched: Optional[s
     assert result.given_back()
 
 
-def test_the_bench_itself(tmp_path: Path) -> None:
-    result = Bench(tmp_path).patch("good").patch("one").run()
-    assert result.untouched("one", "two") and result.lines == []
-    assert result.found["states"] == {"kit.good": "applied", "kit.one": "applied"}
-    assert result.given_back()
-
-
 def test_a_target_may_have_a_function_of_its_own(tmp_path: Path) -> None:
     """The others have the patch's; both are one patch, which is undone as a whole."""
     result = Bench(tmp_path).patch("one", "kit:one", '{at: "kit:Thing.method", call: method}').run()
@@ -301,24 +293,6 @@ def test_a_toolkit_that_fails_by_itself_fails_as_without_us(tmp_path: Path) -> N
     done = bench.python(code)
     assert done.stdout.splitlines() == ["No module named 'flag_for_tests'", "False", "['ours', 'one', 1]"], done.stderr
     assert done.stderr == ""
-
-
-@pytest.mark.parametrize("damage", ["cursed", "", None])
-def test_a_broken_matrix_does_not_break_the_import(tmp_path: Path, damage: Optional[str]) -> None:
-    bench = Bench(tmp_path).patch("one")
-    bench.write()
-    file = tmp_path / "ddpfix" / "compat_matrix.json"
-    if damage is None:
-        file.unlink()
-    else:
-        file.write_text(file.read_text().replace("cured", damage))
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("")
-    code = "from ddpfix import _boot; _boot.start(); import torch, kit; print(kit.one(1))"
-    done = bench.python(code, DDPFIX="1")
-    assert (done.returncode, done.stdout) == (0, "['one', 1]\n")
-    (line,) = done.stderr.splitlines()
-    assert line.endswith(". ddpfix is OFF in this process") and re.search(r"compat_matrix.json:\d+: ", line)
 
 
 TWICE = """\

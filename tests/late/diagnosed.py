@@ -233,8 +233,6 @@ PROGRAMS: Dict[str, Tuple[Build, Loss, Dict[str, Any]]] = {
     # The same, and the program keeps nothing but the first output.
     "dropped": (Two, lambda model, step: model(batch(step))["main"].sum(), {}),
     "lost": (Lost, usual, {}),
-    # More parameters than torch names.
-    "many": (lambda: Net(80, aux=False), skipping(range(10, 80)), {}),
     # The first rank alone leaves a layer out, or each rank another one.
     "one_rank": (stack, lambda model, step: model(batch(step), [] if distributed.get_rank() else [1]).sum(), {}),
     "each_its_own": (stack, lambda model, step: model(batch(step), [1 + distributed.get_rank()]).sum(), {}),

@@ -1,4 +1,4 @@
-"""Accumulation by hand, in a file that sets DDP's attribute once: after the forward, which reads it."""
+"""Accumulation by hand, in a file that sets DDP's attribute once: after the forward, which reads it, or before it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from typing import Any, Dict
 from tests.late.parting import STEPS, batch, note, sgd, wrapped
 
 
-def run(record: Dict[str, Any]) -> None:
+def run(record: Dict[str, Any], before: bool = False) -> None:
     model = wrapped()
     optimizer = sgd(model)
-    for step in range(STEPS):
-        for micro in range(2):
-            value = model(batch(2 * step + micro)).pow(2).mean()
-            model.require_backward_grad_sync = micro == 1
-            value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        note(record, model)
+
+    def flag(number: int) -> None:
+        model.require_backward_grad_sync = number % 2 == 1
+
+    for number in range(2 * STEPS):
+        if before:
+            flag(number)
+        value = model(batch(number)).pow(2).mean()
+        if not before:
+            flag(number)
+        value.backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            note(record, model)

@@ -22,31 +22,6 @@ STEPS = 12
 RELEASE = Version(torch.__version__)
 
 
-class Lamb(torch.optim.Optimizer):
-    """LAMB as people write it by hand: moments, a bias correction by each parameter's own steps, a trust ratio."""
-
-    def __init__(self, params: Any, lr: float = 0.01, decay: float = 0.1) -> None:
-        super().__init__(params, {"lr": lr, "decay": decay})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state.update(step=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-                state["step"] += 1
-                state["m"].mul_(0.9).add_(p.grad, alpha=0.1)
-                state["v"].mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
-                n = state["step"]
-                update = state["m"] / (1 - 0.9**n) / ((state["v"] / (1 - 0.99**n)).sqrt() + 1e-6)
-                update += group["decay"] * p
-                ratio = float(p.norm() / update.norm()) if float(p.norm()) and float(update.norm()) else 1.0
-                p.add_(update, alpha=-group["lr"] * ratio)
-
-
 OPTIMIZERS: Dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
     "foreach": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1, foreach=True),
@@ -54,7 +29,6 @@ OPTIMIZERS: Dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "fused": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1, fused=Version("2.4") <= RELEASE or None),
     "momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
     "adagrad": lambda p: torch.optim.Adagrad(p, 0.05, weight_decay=0.01),
-    "lamb": Lamb,
 }
 
 
@@ -90,25 +64,6 @@ def loss_of(output: Any) -> torch.Tensor:
     return sum(part.square().mean() for part in parts)  # type: ignore[return-value]
 
 
-def scales() -> bool:
-    """Whether this torch can scale losses on a CPU."""
-    return hasattr(torch.amp, "GradScaler")
-
-
-class Unscaled:
-    """Stands for a scaler, where there is none: torch before 2.3 has none for CPUs."""
-
-    def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss
-
-    def unscale_(self, optimizer: Any) -> None: ...
-
-    def step(self, optimizer: Any) -> None:
-        optimizer.step()
-
-    def update(self) -> None: ...
-
-
 # What a step's forward gets, by the number of the step (from 0), the rank and the world size.
 Way = Callable[[int, int, int], Dict[str, Any]]
 WAYS: Dict[str, Way] = {
@@ -134,7 +89,6 @@ def train(
     ddp: Dict[str, Any],
     accumulate: int = 1,
     to_none: bool = True,
-    scaled: bool = False,
     clipped: bool = False,
     averaged: bool = False,
     losses: int = 1,
@@ -146,7 +100,6 @@ def train(
     Args:
         accumulate: micro-batches of a step; all but the last are under ``no_sync``.
         to_none: of ``zero_grad``.
-        scaled: whether a GradScaler is used.
         clipped: whether gradients are clipped.
         averaged: whether an average of the parameters is kept.
         losses: how many backwards a step has, each after a forward of its own.
@@ -156,7 +109,6 @@ def train(
     rank, size = distributed.get_rank(), distributed.get_world_size()
     model = DistributedDataParallel(Net(), **ddp)
     optimizer = optimizer_of(model.parameters())
-    scaler: Any = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled and scales() else Unscaled()
     average = copy.deepcopy(model.module)
     with model.join() if joins else contextlib.nullcontext():
         for step in range(STEPS - (3 * rank if joins else 0)):
@@ -165,13 +117,11 @@ def train(
             for part in range(accumulate):
                 with model.no_sync() if part < accumulate - 1 else contextlib.nullcontext():
                     arguments = way(step + part, rank, size)
-                    scaler.scale(loss_of(model(batch(step, part), **arguments))).backward()
+                    loss_of(model(batch(step, part), **arguments)).backward()
             if clipped:
-                scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-            scaler.step(optimizer)
-            scaler.update()
+            optimizer.step()
             if averaged:
                 with torch.no_grad():
                     for mean, p in zip(average.parameters(), model.module.parameters()):
@@ -212,8 +162,7 @@ PROGRAMS: Dict[str, Callable[..., None]] = {
     "accumulated": way("every_third", accumulate=3),
     "accumulated_zeros": way("experts", "momentum", accumulate=2, to_none=False),
     "zeros": way("frozen_at_first", to_none=False),
-    "scaled": way("every_third", scaled=True),
-    "clipped": way("experts", clipped=True, scaled=True),
+    "clipped": way("experts", clipped=True),
     "average": way("late", averaged=True),
     "summed": way("every_third", "momentum", reset=4),
     # Not "every_third": under join() a rank without batches hands on what others have used in the step before, so that

@@ -429,15 +429,6 @@ def no_key(record: Record) -> None:
     train(record, model, Equal(model.parameters(), lr=0.1))
 
 
-def additional_step(record: Record) -> None:
-    """One rank makes a step before training, without gradients (a warm-up of the optimizer)."""
-    model = wrapped()
-    optimizer = sgd(model)
-    if second_rank():
-        optimizer.step()
-    train(record, model, optimizer)
-
-
 def own_numbers(record: Record) -> None:
     """Ranks keep numbers of their own in the groups, and a rate for what is theirs alone."""
     model, own = wrapped(), _head()
@@ -452,12 +443,6 @@ def _add_noise(parameters: Any) -> None:
     with torch.no_grad():
         for each in parameters:
             each.add_(torch.randn(each.shape, generator=generator), alpha=0.01)
-
-
-def noise(record: Record) -> None:
-    """Langevin dynamics: each rank is a chain of its own, whose gradients are averaged."""
-    model = wrapped()
-    train(record, model, sgd(model), between=lambda step: _add_noise(model.parameters()))
 
 
 def noise_in_the_step(record: Record) -> None:

@@ -134,16 +134,3 @@ def cannot_finalize(record: Record) -> None:
         sgd(model).step()
     finally:
         record["moved"] = before != weights(model)
-
-
-def undone(record: Record) -> None:
-    """After undo a model behaves as in plain torch again."""
-    import ddpfix
-
-    model = wrapped()
-    optimizer = sgd(model)
-    for number in range(4):
-        if number == 2:
-            record["problems"] = ddpfix.deactivate()
-        loss(model, number).backward()
-        optimizer.step()

@@ -40,9 +40,7 @@ RIGHT = (
     "replaced",
     "head",
     "adapted",
-    "additional_step",
     "own_numbers",
-    "noise",
     "noise_in_the_step",
     "noise_in_a_hook",
     "noise_in_gradients",
@@ -76,10 +74,8 @@ PLAIN = (
     "head",
     "adapted",
     "adapted_copies",
-    "additional_step",
     "own_numbers",
     "past_and_broadcast",
-    "noise",
     "noise_in_the_step",
     "counted_by_a_mode",
 )
@@ -93,7 +89,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans += [Scenario(f"plain-{name}", function=f"parting:{name}") for name in PLAIN]
     plans += [
         Scenario("error", function="parting:changed", settings={**EVERY, "divergence": "error"}),
-        Scenario("error-noise", function="parting:noise", settings={**EVERY, "divergence": "error"}),
+        Scenario("error-noise", function="parting:noise_in_a_hook", settings={**EVERY, "divergence": "error"}),
         Scenario("off", function="parting:rates", settings={**EVERY, "divergence": "off"}),
         Scenario("switched", function="parting:rates", settings={**EVERY, "torch_divergence": "0"}),
         Scenario("three", function="parting:rates", settings=EVERY, size=3),

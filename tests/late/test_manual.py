@@ -76,6 +76,7 @@ def test_steps_of_accelerate_under_no_sync_are_reported(outcomes: Dict[str, Rank
     ranks = outcomes["accumulate_nested"]
     found = sum(said(ranks, "never averaged the last backward"), [])
     assert len(found) == 1 and "under accumulate (toolkit_loops.py:" in found[0], ranks
+    assert "Use a single accumulate(a, b) for all models" in found[0], found
     assert steps(ranks) == steps(outcomes["plain-accumulate_nested"]) and steps(ranks)[0] != steps(ranks)[1]
 
 

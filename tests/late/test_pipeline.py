@@ -24,9 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpfix
 from ddpfix import engine
 from ddpfix.layerdrop import training
-from ddpfix.matrix import resolve
 from ddpfix.patching.site import Site
-from ddpfix.state import State
 from tests.late.one_rank import alone  # noqa: F401
 
 STAGES = [
@@ -213,13 +211,3 @@ def test_a_stage_that_fails_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch
     model = DistributedDataParallel(nn.Linear(2, 2))
     model(torch.ones(1, 2)).sum().backward()
     assert "is left to torch: ZeroDivisionError" in caplog.text
-
-
-def test_the_stages_of_the_matrix_are_those_of_the_pipeline() -> None:
-    running: Dict[str, resolve.Decision] = {}
-    ddpfix.activate(log="off", trace=TRACES[-1])
-    current = engine.current()
-    assert current is not None
-    running.update((decision.patch, decision) for decision in current.decisions)
-    assert {name for name in STAGES if running[name].action == State.APPLY} == set(STAGES)
-    assert len(ddp.stages()) == len(STAGES) + 1

@@ -207,27 +207,3 @@ def test_a_place_that_is_taken_or_in_no_order_is_refused() -> None:
     shared.join(site, "first", "one", lambda own: None)
     assert shared.subscribers == ("one", "two")
     assert site.undo() == [] and shared.subscribers == ()
-
-
-class Around(nn.Module):
-    """Checkpoints that hide nothing: of a function without parameters, and of one that holds a tensor of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last, self.never = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, x: Any) -> Any:
-        y = self.first(x)
-        z = checkpoint(nn.functional.gelu, y, use_reentrant=True)
-        return self.last(checkpoint(lambda t: t * t + t.sin() * y.detach(), z, use_reentrant=True) + y)
-
-
-def test_a_checkpoint_that_hides_no_parameter_is_left_as_it_is(capfd: Any) -> None:
-    """Plain torch trains it under the flag, and a second backward that the program averages by hand is its own."""
-    ddpfix.activate()
-    model = DistributedDataParallel(Around(), find_unused_parameters=True)
-    for _ in range(3):
-        loss = model(torch.ones(1, 2)).sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-    assert "non-reentrant" not in capfd.readouterr().err

@@ -22,9 +22,9 @@ NEVER = {
     "outside": NO_SYNC,
     "flagged": NO_SYNC,
     "accumulated_within": NO_SYNC,
-    "flag_set_after": r"require_backward_grad_sync=False \(flag_set_after\.py:16\): set it before the forward",
+    "flag_set_after": r"require_backward_grad_sync=False \(flag_set_after\.py:15\): set it before the forward",
     "first_only": NO_SYNC,
-    "backward_inside": r"It ran inside the forward \(unaveraged\.py:\d+\)",
+    "backward_inside": r"It ran inside the forward \(unaveraged\.py:\d+\), .* call backward after the forward",
 }
 # What is said of ranks whose averages do not belong together.
 APART = {
@@ -37,6 +37,8 @@ RIGHT = (
     "first_rank_rules",
     "noise",
     "same_data",
+    "no_sync_around_backward",
+    "flag_set_before",
     "warm_up",
     "as_often",
     "another_forward",

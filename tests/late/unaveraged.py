@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from typing import Any, Callable, ContextManager, Dict
+from typing import Any, Callable, Dict, Sequence
 
 import torch
 from torch import distributed, nn
@@ -75,13 +75,13 @@ def averaged(tensors: Any) -> None:
         each /= distributed.get_world_size()
 
 
-def accumulated_within(record: Record) -> None:
-    """Two micro-batches a step, both under no_sync."""
+def two_micro_batches(record: Record, averaged: Sequence[int] = ()) -> None:
+    """Two micro-batches a step, of which some are averaged, and the others are under no_sync."""
     model = wrapped()
     optimizer = sgd(model)
     for step in range(STEPS):
         for number in range(2):
-            with model.no_sync():
+            with contextlib.nullcontext() if number in averaged else model.no_sync():
                 loss(model, 2 * step + number).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -127,29 +127,35 @@ UNDER_NO_SYNC: Dict[str, Callable[[Record], None]] = {
     "parameters_now_and_then": functools.partial(trained, after=averaged_now_and_then),
     "first_rank_rules": functools.partial(trained, after=of_the_first_rank),
     "noise": functools.partial(trained, after=moved),
+    # No micro-batch is averaged, or the first one alone.
+    "accumulated_within": two_micro_batches,
+    "first_only": functools.partial(two_micro_batches, averaged=[0]),
 }
 globals().update(UNDER_NO_SYNC)
 
 
-def first_only(record: Record) -> None:
-    """The first of two micro-batches is averaged, and the last one is not."""
+def flag_set_after(record: Record, before: bool = False) -> None:
+    from tests.late import flag_set_after
+
+    flag_set_after.run(record, before)
+    flush()
+
+
+# As the line advises.
+flag_set_before: Any = functools.partial(flag_set_after, before=True)
+
+
+def no_sync_around_backward(record: Record) -> None:
+    """The forward does not see it: each backward is averaged."""
     model = wrapped()
     optimizer = sgd(model)
     for step in range(STEPS):
-        loss(model, 2 * step).backward()
-        with model.no_sync():
-            loss(model, 2 * step + 1).backward()
-        optimizer.step()
         optimizer.zero_grad()
+        value = loss(model, step)
+        with model.no_sync():
+            value.backward()
+        optimizer.step()
         note(record, model)
-    flush()
-
-
-def flag_set_after(record: Record) -> None:
-    from tests.late import flag_set_after
-
-    flag_set_after.run(record)
-    flush()
 
 
 class Inside(nn.Module):
@@ -202,21 +208,23 @@ def same_data(record: Record) -> None:
         note(record, model)
 
 
-def warm_up(record: Record) -> None:
-    """Three steps of each rank by itself, then the first rank's parameters, then steps that are averaged."""
+def local_steps(record: Record, steps: Sequence[int], then: Between = nothing, momentum: float = 0.9) -> None:
+    """Train; some steps use gradients of no_sync alone, after the last of which something happens."""
     model = wrapped()
-    # A momentum would differ from then on.
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     for step in range(STEPS):
-        context: ContextManager[Any] = model.no_sync() if step < 3 else contextlib.nullcontext()
         optimizer.zero_grad()
-        with context:
+        with model.no_sync() if step in steps else contextlib.nullcontext():
             loss(model, step).backward()
         optimizer.step()
-        if step == 2:
-            for parameter in model.parameters():
-                distributed.broadcast(parameter.data, 0)
+        if step == steps[-1]:
+            then(model, step)
         note(record, model)
+
+
+mixed: Any = functools.partial(local_steps, steps=[2, 3])
+# Steps of each rank by itself, then the first rank's parameters. A momentum would differ from then on.
+warm_up: Any = functools.partial(local_steps, steps=[0, 1, 2], then=of_the_first_rank, momentum=0.0)
 
 
 # Ranks with other numbers of backwards.
@@ -265,17 +273,4 @@ def line_search(record: Record) -> None:
 
     for _ in range(6):
         optimizer.step(closure)
-        note(record, model)
-
-
-def mixed(record: Record) -> None:
-    """Some steps use gradients of no_sync alone, between others that are averaged."""
-    model = wrapped()
-    optimizer = sgd(model)
-    for step in range(STEPS):
-        context: ContextManager[Any] = model.no_sync() if step in (2, 3) else contextlib.nullcontext()
-        optimizer.zero_grad()
-        with context:
-            loss(model, step).backward()
-        optimizer.step()
         note(record, model)

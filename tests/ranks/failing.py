@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -58,7 +57,6 @@ FAILURES: Dict[str, Callable[[], Any]] = {
     "raises": broken,
     "worker": read,
     "exits": lambda: sys.exit(3),
-    "exits_in_words": lambda: sys.exit("no data"),
     "handled": handled,
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "left_open": left_open,
@@ -80,17 +78,6 @@ def child() -> None:
     sys.exit(1)
 
 
-def caught() -> None:
-    """What a program may do with errors and exits, and go on."""
-    for fails in (broken, read, child):
-        with contextlib.suppress(IndexError, SystemExit):
-            fails()
-    try:
-        broken()
-    except IndexError:
-        sys.excepthook(*sys.exc_info())
-
-
 def forked() -> None:
     """Children that fail, each in its way."""
     process = multiprocessing.get_context("fork").Process(target=child)
@@ -109,12 +96,6 @@ def restarted() -> None:
         broken()
 
 
-def alone() -> None:
-    """One rank is done, and the other one works on alone."""
-    if distributed.get_rank() == 0:
-        time.sleep(ALONE)
-
-
 def failed_last() -> None:
     """One rank fails when they need each other no more."""
     if distributed.get_rank() == 1:
@@ -122,58 +103,7 @@ def failed_last() -> None:
     time.sleep(ALONE)
 
 
-def one_by_one() -> None:
-    """A rank waits for what another one sends late, when its group has one member less."""
-    if distributed.get_rank() == 1:
-        distributed.send(torch.ones(2), 0)
-        distributed.destroy_process_group()
-        return
-    distributed.recv(torch.ones(2), 1)
-    time.sleep(ALONE)
-
-
-def at_exit() -> None:
-    """Functions that were registered before the group came up run last: the work of the ranks ends there."""
-
-
-def before_the_group() -> None:
-    """Rank 0 has something left to write, and rank 1 waits for it in a barrier."""
-    if distributed.get_rank() == 0:
-        time.sleep(ALONE)
-    distributed.barrier()
-
-
-def in_threads() -> None:
-    """Threads that are no daemons train on when the main thread has ended."""
-
-    def work() -> None:
-        if distributed.get_rank() == 0:
-            time.sleep(ALONE)
-        distributed.barrier()
-
-    threading.Thread(target=work).start()
-
-
-def in_a_thread() -> None:
-    """A thread that raises ends by itself."""
-    thread = threading.Thread(target=broken)
-    thread.start()
-    thread.join()
-
-
-RIGHT: Dict[str, Callable[[], Any]] = {
-    "caught": caught,
-    "forked": forked,
-    "restarted": restarted,
-    "in_a_thread": in_a_thread,
-    "alone": alone,
-    "failed_last": failed_last,
-    "one_by_one": one_by_one,
-    "at_exit": at_exit,
-    "in_threads": in_threads,
-    "meant": lambda: None,
-    "left_group": lambda: None,
-}
+RIGHT: Dict[str, Callable[[], Any]] = {"forked": forked, "restarted": restarted, "failed_last": failed_last}
 
 
 def skips(model: Any) -> None:
@@ -276,10 +206,6 @@ APART: Dict[str, Callable[[Any], None]] = {
 }
 
 
-# After these ranks have no step in common.
-LAST = ("alone", "failed_last", "one_by_one", "at_exit", "in_threads")
-
-
 def work(how: str) -> None:
     model = DistributedDataParallel(torch.nn.Linear(2, 2))
 
@@ -292,9 +218,8 @@ def work(how: str) -> None:
     if how in RIGHT:
         step()
         RIGHT[how]()
-        if how in LAST:
-            return
-        step()
+        if how != "failed_last":
+            step()
         return
     train(how, step)
 
@@ -309,12 +234,6 @@ def begin(how: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "at_exit":
-        atexit.register(before_the_group)
     begin(sys.argv[1])
     work(sys.argv[1])
     print("done", flush=True)
-    if sys.argv[1] == "left_group":
-        distributed.destroy_process_group()
-    if sys.argv[1] == "meant":
-        sys.exit(0)

@@ -186,17 +186,6 @@ def forward(job: Job) -> torch.Tensor:
     return loss
 
 
-def skips(job: Job) -> None:
-    """One rank skips the backward of a step, as where its loss is not finite."""
-    for number in range(1, 7):
-        loss = forward(job)
-        if job.rank == 1 and number == STEP:
-            continue
-        loss.backward()
-        job.optimizer.step()
-    distributed.barrier()
-
-
 def calls_twice(job: Job) -> None:
     """One rank calls backward twice in each step."""
     for _ in range(6):
@@ -272,16 +261,6 @@ def ask_the_store(group: Any) -> None:
     distributed.distributed_c10d._get_default_store().wait(["rank-1-has-a-batch"], GIVES_UP)
 
 
-def gives_up_elsewhere(job: Job) -> None:
-    """Rank 1 alone waits in a barrier that gives up, and the others for its next step."""
-    group = distributed.new_group([1, 2], backend="gloo", timeout=GIVES_UP)
-    job.step()
-    if job.rank == 1:
-        with contextlib.suppress(RuntimeError):
-            distributed.monitored_barrier(group, timeout=GIVES_UP)
-    job.step()
-
-
 def computes(job: Job) -> None:
     """A backward that takes long on all ranks."""
 
@@ -314,8 +293,8 @@ JOBS: Dict[str, Callable[[Job], None]] = {
     **{
         each.__name__: each
         for each in (
-            *(uneven, debugged, saving, accumulating, windows, skips, calls_twice, unreached),
-            *(undone, saves, gives_up_elsewhere, computes),
+            *(uneven, debugged, saving, accumulating, windows, calls_twice, unreached),
+            *(undone, saves, computes),
         )
     },
 }

@@ -35,12 +35,16 @@ def served() -> Iterator[Tuple[subprocess.Popen[str], Any]]:
         server.kill()
 
 
-def test_it_is_another_one(served: Tuple[Any, Any]) -> None:
-    _, store = served
+def test_it_is_another_one_until_the_server_ends(served: Tuple[Any, Any]) -> None:
+    server, store = served
     connection = Connection(store, "tests")
     connection.store().set("key", "value")
     assert bytes(Connection(store, "tests", own=False).store().get("key")) == b"value"
     assert connection._clone is not None and connection.is_open()
+    server.kill()
+    server.wait()
+    with pytest.raises(StoreLostError):
+        connection.store()
 
 
 @pytest.mark.sampled(inside=False, cells=True)

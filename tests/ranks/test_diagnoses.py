@@ -10,7 +10,7 @@ from tests.ranks.test_ranks import REDUCTION
 OFF = {"TEST_STOCK": "1", "DDPFIX_UNUSED": "off"}
 WHAT = {
     "trainer_line": ("Trainer", "TrainingArguments(..., ddp_find_unused_parameters=True)"),
-    "accelerate_line": (
+    "accelerate_loop": (
         "accelerate",
         "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])",
     ),

@@ -1,4 +1,4 @@
-"""torchrun's summary has the traceback of the rank that failed first, for programs without ``@record``."""
+"""The file in which torch elastic looks for the error of a rank: tests/ranks/test_failures.py has its summary."""
 
 from __future__ import annotations
 
@@ -11,52 +11,6 @@ import pytest
 
 from ddpfix.ranks.failures import error_file
 from tests.ranks import launch
-
-SCRIPT = """
-import sys, time
-import torch
-from torch import distributed
-
-distributed.init_process_group("gloo")
-rank = distributed.get_rank()
-
-def broken_batch():
-    raise ValueError("the data of this rank is broken")
-
-def train():
-    for step in range(3):
-        if rank == int(sys.argv[1]) and step == 1:
-            broken_batch()
-        distributed.all_reduce(torch.ones(1))
-
-train()
-"""
-
-
-def summary(path: Path, failing: int) -> str:
-    """What torchrun prints when it has ended, without what the ranks printed."""
-    (path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*command, str(path / "train.py"), str(failing)],
-        env=launch.environment({"DDPFIX": "1"}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode != 0, done.stderr
-    return done.stderr[done.stderr.index("ChildFailedError") :]
-
-
-@pytest.mark.ranks
-@pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.parametrize("failing", [0, 1])
-def test_the_summary_has_the_traceback_of_the_first_failure(tmp_path: Path, failing: int) -> None:
-    text = summary(tmp_path, failing)
-    cause = text[text.index("Root Cause") :]
-    assert f"(local_rank: {failing})" in cause, text
-    assert "error_file: <N/A>" not in cause and "in broken_batch" in cause, text
-    assert "ValueError: the data of this rank is broken" in cause, text
 
 
 def written_by(error: Exception) -> bool:

@@ -21,7 +21,7 @@ from ddpfix import user_code
 from ddpfix.ranks.failures import bulletin, last_words, sys_exit
 from ddpfix.ranks.failures.bulletin import Bulletin, End, Life
 from ddpfix.ranks.store import connection
-from ddpfix.ranks.store.connection import Connection, StoreLostError
+from ddpfix.ranks.store.connection import Connection
 from tests.ranks import failing
 
 
@@ -256,32 +256,6 @@ def test_a_process_that_is_gone() -> None:
     child.wait()
     assert bulletin.is_gone(known)
     assert not bulletin.is_gone(known._replace(space="another machine"))
-
-
-SERVER = """
-import sys, time
-from datetime import timedelta
-from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-print(store.port, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.skipif(not hasattr(torch.distributed.PrefixStore, "clone"), reason="the connection is the main thread's")
-def test_a_server_that_has_ended_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None and server.stdin is not None
-    store = torch.distributed.TCPStore("127.0.0.1", int(server.stdout.readline()), None, False)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 0)
-    found = Connection(store, "failed")
-    assert found._socket is not None
-    found.store().set("key", "value")
-    server.stdin.close()
-    server.wait()
-    with pytest.raises(StoreLostError):
-        found.store()
-    found.close()
 
 
 def test_a_socket_is_known_by_more_than_its_descriptor() -> None:

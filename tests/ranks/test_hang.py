@@ -95,12 +95,6 @@ STAGED: Dict[str, Said] = {
     "killed_rank": Said(
         "rank 2 ended without a word", r"process \d+ on \S+ has exited", "It was ended by (SIGKILL|a signal or called)"
     ),
-    "skips": Said(
-        "ranks 0 and 2 wait in all-reduce of step 6",
-        HERE,
-        r"Backward was called 5 times in 6 forwards on rank 1, 6 times in 6 forwards on rank 0: rank 1 skipped one near"
-        r" hanging\.py:\d+\. Skip a batch on all",
-    ),
     "unreached": Said(
         "ranks 0 and 2 wait in all-reduce of step 6",
         HERE,
@@ -119,7 +113,7 @@ STAGED: Dict[str, Said] = {
     "debugged": Said("rank 1 has been in a debugger", HERE, "It is being debugged: ddpfix ends no process"),
 }
 # Waits that a program has limited, and goes on after.
-GIVE_UP = ("waits_for_a_while", "group_gives_up", "asks_the_store", "gives_up_elsewhere")
+GIVE_UP = ("waits_for_a_while", "group_gives_up", "asks_the_store")
 # The others wait for these in the reduction of the next step.
 WAIT = r"ranks? [012 to,and]+ waits? in (all-reduce|DDP's forward|all_reduce|monitored_barrier)"
 SLOW: Sequence[str] = ("slow_loader", "evaluates", "saves", "computes", *GIVE_UP)

@@ -6,6 +6,7 @@ modules, and the reference gradients come from the original forward without DDP,
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -163,17 +164,15 @@ def train(
     rate: float = 0.5,
     between: Optional[Callable[[int, nn.Module, DistributedDataParallel], None]] = None,
     reference: bool = True,
-    prepare: Callable[[Any], Any] = id,
     **ddp: Any,
 ) -> Dict[str, Any]:
     """A plain DDP loop; returns what was skipped, how far gradients were off, and whether parameters stayed equal."""
     model = with_dropout(entry.build(rate=rate, seed=3))
-    prepare(model)
     watch = Watch(model)
     wrapped = DistributedDataParallel(model, **ddp)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
     torch.manual_seed(50 + rank())
-    record: Dict[str, Any] = {"skipped": [], "errors": [], "equal": [], "layers": len(watch.names)}
+    record: Dict[str, Any] = {"skipped": [], "errors": [], "equal": []}
     for step in range(steps):
         if between is not None:
             between(step, model, wrapped)
@@ -203,14 +202,6 @@ for _name in ("wavlm", "wav2vec2", "bart", "whisper"):
 
 for _name in ("wavlm", "bart"):
     SCENARIOS["own_draws_" + _name] = lambda name=_name: train(zoo.tiny_model(name), 12, reference=False)  # type: ignore[misc]
-
-
-@scenario
-def unequal_draws() -> Dict[str, Any]:
-    def between(step: int, model: nn.Module, wrapped: DistributedDataParallel) -> None:
-        torch.rand(1 + 7 * rank() * step)
-
-    return train(zoo.tiny_model("wavlm"), 8, between=between)
 
 
 @scenario
@@ -286,19 +277,6 @@ def two_models() -> Dict[str, Any]:
 
 
 @scenario
-def resumed() -> Dict[str, Any]:
-    """A model that is saved, built and wrapped again: ranks agree again."""
-    entry = zoo.tiny_model("wavlm")
-    first = train(entry, 3, reference=False)
-    model = entry.build(seed=3)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    fresh = entry.build(seed=4)
-    fresh.load_state_dict(state)
-    second = train(entry, 8)
-    return {"skipped": first["skipped"] + second["skipped"], "errors": second["errors"], "equal": second["equal"]}
-
-
-@scenario
 def rate_set_on_the_config() -> Dict[str, Any]:
     """A user switches LayerDrop off as all advice has it, after the model was built; beside a model built without."""
     entry = zoo.tiny_model("bart")
@@ -344,15 +322,6 @@ def first_rank_later() -> Dict[str, Any]:
             optimizer.step()
     record["weights"] = flat(model).double().sum().item()
     return record
-
-
-@scenario
-def checkpointed_layers() -> Dict[str, Any]:
-    """Per-layer checkpointing as transformers switches it on, with its own default kind."""
-    return {
-        name: train(zoo.tiny_model(name), 4, prepare=lambda model: model.gradient_checkpointing_enable())
-        for name in ("wavlm", "bart")
-    }
 
 
 @scenario
@@ -419,17 +388,19 @@ def loaders() -> Dict[str, Any]:
 
 @scenario
 def accelerate_loop() -> Dict[str, Any]:
-    """accelerate wraps the model; unused parameters are not mentioned."""
-    from accelerate import Accelerator
+    """accelerate wraps the model: unused parameters are not mentioned, or only in the line of the diagnosis."""
+    import accelerate
 
+    names = {"Accelerator": functools.partial(accelerate.Accelerator, cpu=True)}
+    names["DistributedDataParallelKwargs"] = accelerate.DistributedDataParallelKwargs
     entry = zoo.tiny_model("wavlm")
-    accelerator = Accelerator(cpu=True)
+    accelerator = eval(os.environ.get("TEST_LINE", "Accelerator()"), names)
     model = with_dropout(entry.build(seed=3))
     watch = Watch(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     torch.manual_seed(50 + rank())
-    record: Dict[str, Any] = {"skipped": [], "equal": []}
+    record: Dict[str, Any] = {"skipped": [], "equal": [], "told": wrapped.find_unused_parameters}
     for step in range(8):
         optimizer.zero_grad()
         accelerator.backward(entry.last_loss(wrapped(**batch(entry, step))))
@@ -535,27 +506,6 @@ def trainer_line() -> Dict[str, Any]:
     given = "TrainingArguments(..., ddp_find_unused_parameters=False)"
     line = os.environ.get("TEST_LINE", given).replace("..., ", "")
     return trainer_run(**eval(line, {"TrainingArguments": dict}))
-
-
-@scenario
-def accelerate_line() -> Dict[str, Any]:
-    """A loop with accelerate as it is by default, or with the line of the diagnosis."""
-    import functools
-
-    import accelerate
-
-    names = {"Accelerator": functools.partial(accelerate.Accelerator, cpu=True)}
-    names["DistributedDataParallelKwargs"] = accelerate.DistributedDataParallelKwargs
-    accelerator = eval(os.environ.get("TEST_LINE", "Accelerator()"), names)
-    entry = zoo.tiny_model("wavlm")
-    model = entry.build(seed=3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    wrapped, optimizer = accelerator.prepare(model, optimizer)
-    for step in range(4):
-        optimizer.zero_grad()
-        accelerator.backward(entry.last_loss(wrapped(**batch(entry, step))))
-        optimizer.step()
-    return {"steps": 4, "told": wrapped.find_unused_parameters}
 
 
 def run(names: Sequence[str], record: Dict[str, Any]) -> Iterator[None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import distributed
 
 from ddpfix.ranks.groups.called import BEGINS, KINDS, CallCounts
@@ -51,6 +53,18 @@ def test_collectives_are_counted_by_line_in_groups_of_all_ranks() -> None:
     counts.begin(4, Group)
     save(begins, Group())
     assert counts.read() == Called()
+
+
+def test_a_line_of_a_toolkit_has_the_users_own_beside_it() -> None:
+    file = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "toolkit", "trainer.py")
+    toolkit: Any = {}
+    exec(compile("def save_checkpoint(save, *more):\n    save(*more)", file, "exec"), toolkit)
+    counts = CallCounts()
+    begins = counts.counting(lambda group: False)
+    counts.begin(2, Group)
+    toolkit["save_checkpoint"](barrier, begins, Group())
+    here = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    assert counts.read().last == f"save_checkpoint (trainer.py:2), called at test_called.py:{here}"
 
 
 def test_torch_asks_it_in_each_collective() -> None:

@@ -170,6 +170,7 @@ EARLY = "Did the loop end earlier on some ranks"
             "Call it on all ranks",
         ),
         (at(1, facts.COLLECTIVE, 8, 2, call="barrier"), {}, waiting.SOME_ONLY, f"or on none.\n{EARLY}"),
+        (at(1, facts.COLLECTIVE, 8, 2, call="barrier"), {"loads": 1}, waiting.UNEVEN, "1 left the loop over the data"),
     ],
 )
 def test_a_rank_past_the_loop_of_the_others(late: Position, waits: Dict[str, Any], cause: str, said: str) -> None:
