@@ -16,8 +16,6 @@ from ddpfix.cli.doctor.network import Interface
 V4, V6 = int(socket.AF_INET), int(socket.AF_INET6)
 LO = [Interface("lo", V4, "127.0.0.1"), Interface("lo", V6, "::1")]
 ETH = [Interface("eth0", V4, "10.0.0.5"), Interface("eth0", V6, "fe80::1")]
-DOCKER, BRIDGE = Interface("docker0", V4, "172.17.0.1"), Interface("virbr0", V4, "192.168.122.1")
-IB = [Interface("ib0", V4, "10.1.0.5"), Interface("ibs1", V4, "10.2.0.5")]
 
 
 def about(findings: List[Finding], *words: str) -> List[str]:
@@ -29,36 +27,11 @@ def about(findings: List[Finding], *words: str) -> List[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("eth", ["eth0"]),
-        ("=eth", []),
-        ("=eth0,lo", ["lo", "eth0"]),
-        ("^docker,lo", ["eth0", "ib0", "ibs1", "virbr0"]),
-        ("^=lo", ["eth0", "docker0", "ib0", "ibs1", "virbr0"]),
-        ("ib0:2", ["ib0"]),
-        ("wlan", []),
-    ],
+    ("chosen", "expected"),
+    [("eth", True), ("=eth", False), ("=eth0,ib9", True), ("^docker,lo", True), ("^lo,e", False), ("eth0:2", True)],
 )
-def test_names_are_selected_as_nccl_does(words: str, expected: List[str]) -> None:
-    assert network.select(words, [*LO, *ETH, DOCKER, *IB, BRIDGE]) == expected
-
-
-@pytest.mark.parametrize(
-    ("every", "environ", "expected"),
-    [
-        ([*LO, DOCKER, *ETH, *IB], {}, ["ib0", "ibs1"]),
-        ([*LO, DOCKER, BRIDGE, *ETH], {}, ["eth0"]),
-        ([*LO, DOCKER], {}, ["docker0"]),
-        (LO, {}, ["lo"]),
-        ([LO[1]], {}, []),
-        ([*LO, *ETH], {"NCCL_SOCKET_IFNAME": "lo"}, ["lo"]),
-        ([*LO, *ETH], {"NCCL_SOCKET_IFNAME": "e"}, ["eth0"]),
-        ([*LO, ETH[0], Interface("eth1", V6, "fd00::7")], {"NCCL_SOCKET_FAMILY": "AF_INET6"}, ["eth1"]),
-    ],
-)
-def test_what_nccl_would_take(every: List[Interface], environ: Dict[str, str], expected: List[str]) -> None:
-    assert network.nccl(every, environ)["would_take"] == expected
+def test_names_are_chosen_as_nccl_does(chosen: str, expected: bool) -> None:
+    assert network.is_there(chosen, ["lo", "eth0"]) is expected
 
 
 def with_name(monkeypatch: pytest.MonkeyPatch, addresses: List[str], local: List[str]) -> None:

@@ -1,10 +1,7 @@
-"""The network interfaces that gloo and NCCL would take.
+"""The network interface that gloo would take, and whether the variables of gloo and NCCL name one that is here.
 
-gloo in torch (``ProcessGroupGloo.cpp``): those of ``GLOO_SOCKET_IFNAME``, else that of the first address to which this
-host's name resolves and which can be bound, else loopback. NCCL (``ncclFindInterfaces``): those that
-``NCCL_SOCKET_IFNAME`` selects, else those whose names begin with ib, else any but docker, lo and (in newer releases)
-virbr, else docker, else lo. ``NCCL_COMM_ID``, which nobody sets under torch, is left out, and so are files of NCCL's
-own configuration.
+gloo in torch (``ProcessGroupGloo.cpp``) takes the interfaces of ``GLOO_SOCKET_IFNAME``, else that of the first address
+to which this host's name resolves and which can be bound, else loopback. What NCCL takes, ``NCCL_DEBUG=INFO`` tells.
 """
 
 from __future__ import annotations
@@ -17,9 +14,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from ddpfix.cli.doctor import private
 from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, Section
 
-# What NCCL tries in turn where nobody has chosen.
-_AUTOMATIC = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
-_FAMILIES = {"AF_INET": socket.AF_INET, "AF_INET6": socket.AF_INET6}
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 # Interfaces that are shown; a host of containers has hundreds.
 _SHOWN = 24
 
@@ -51,7 +46,7 @@ def addresses() -> Iterator[Interface]:
 
     states = psutil.net_if_stats()
     every = psutil.net_if_addrs()
-    for family in _FAMILIES.values():
+    for family in _FAMILIES:
         for name, addresses in every.items():
             state = states.get(name)
             is_up, flags = (True, "") if state is None else (state.isup, getattr(state, "flags", ""))
@@ -77,7 +72,6 @@ def look(
         "more_interfaces": max(0, len(names) - _SHOWN),
         "host_name_resolves": bool(resolve(socket.gethostname())),
         "gloo": gloo(every, environ),
-        "nccl": nccl(every, environ),
     }
     _judge(found, names, backend, environ, findings)
     return found, findings
@@ -129,45 +123,14 @@ def _is_loopback(name: str, every: Sequence[Interface]) -> bool:
     return any(each.is_loopback for each in every if each.name == name)
 
 
-def nccl(every: Sequence[Interface], environ: Mapping[str, str]) -> Dict[str, Any]:
-    """Return the interfaces whose sockets NCCL would take, and why; it meets over the first of them."""
-    chosen = environ.get("NCCL_SOCKET_IFNAME", "")
-    family = _FAMILIES.get(environ.get("NCCL_SOCKET_FAMILY", ""))
-    # A single letter is no choice for NCCL.
-    if len(chosen) > 1:
-        found = select(chosen, every, family)
-        return {"would_take": found, "why": "NCCL_SOCKET_IFNAME", "loopback": _all_loopback(found, every)}
-    for words in _AUTOMATIC:
-        found = select(words, every, family)
-        if found:
-            why = (
-                f"names that begin with {words}" if words[0] != "^" else "no interface ib*, and not docker, lo or virbr"
-            )
-            return {"would_take": found, "why": why, "loopback": _all_loopback(found, every)}
-    return {"would_take": [], "why": "no interface has an address", "loopback": False}
-
-
-def _all_loopback(names: Sequence[str], every: Sequence[Interface]) -> bool:
-    return bool(names) and all(_is_loopback(name, every) for name in names)
-
-
-def select(words: str, every: Sequence[Interface], family: Optional[int] = None) -> List[str]:
-    """Return what ``NCCL_SOCKET_IFNAME`` selects: beginnings of names; ``^`` in front excludes, ``=`` wants whole."""
-    exclude = words.startswith("^")
-    words = words[exclude:]
-    whole = words.startswith("=")
+def is_there(chosen: str, names: Sequence[str]) -> bool:
+    """Return whether NCCL_SOCKET_IFNAME selects one: by beginnings of names; ``^`` excludes, ``=`` wants whole names."""
+    exclude = chosen.startswith("^")
+    whole = chosen[exclude:].startswith("=")
     # An entry may have a port behind a colon, which is no part of the name.
-    parts = [part.partition(":")[0] for part in words[whole:].split(",") if part]
-
-    def matches(name: str) -> bool:
-        return any(name == part if whole else name.startswith(part) for part in parts)
-
-    found = [
-        each.name
-        for each in every
-        if matches(each.name) != exclude and family in (None, each.family) and each.address != "::1"
-    ]
-    return list(dict.fromkeys(found))
+    parts = [part.partition(":")[0] for part in chosen[exclude + whole :].split(",") if part]
+    matches = [any(name == part if whole else name.startswith(part) for part in parts) for name in names]
+    return not all(matches) if exclude else any(matches)
 
 
 def _judge(
@@ -177,20 +140,25 @@ def _judge(
     environ: Mapping[str, str],
     findings: List[Finding],
 ) -> None:
-    for library, variable in (("gloo", "GLOO_SOCKET_IFNAME"), ("nccl", "NCCL_SOCKET_IFNAME")):
-        level = BLOCKS if backend == library else WARNING
-        takes = found[library]["would_take"]
-        if names and environ.get(variable) and (not takes or (library == "gloo" and set(takes) - set(names))):
+    here = ", ".join(names[:_SHOWN])
+    takes = found["gloo"]["would_take"]
+    chosen = {name: environ.get(name, "") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+    wrong = {
+        "gloo": bool(chosen["GLOO_SOCKET_IFNAME"]) and bool(not takes or set(takes) - set(names)),
+        # A single letter is no choice for NCCL.
+        "nccl": len(chosen["NCCL_SOCKET_IFNAME"]) > 1 and not is_there(chosen["NCCL_SOCKET_IFNAME"], names),
+    }
+    for library, variable in zip(wrong, chosen):
+        if names and wrong[library]:
+            level = BLOCKS if backend == library else WARNING
             text = f"{variable} names no interface with an address on this machine"
-            findings.append(Finding(level, "network", text, f"unset it, or choose from {', '.join(names[:_SHOWN])}"))
-        size, local = _number(environ, "WORLD_SIZE"), _number(environ, "LOCAL_WORLD_SIZE")
-        if found[library]["loopback"] and size and local and size > local:
-            text = f"{library} would use the loopback interface, which other machines cannot reach"
-            outside = [name for name in names if name != "lo"]
-            cure = (
-                f"set {variable} to the interface between the machines ({', '.join(outside[:_SHOWN]) or 'none here'})"
-            )
-            findings.append(Finding(level, "network", text, cure))
+            findings.append(Finding(level, "network", text, f"unset it, or choose from {here}"))
+    size, local = _number(environ, "WORLD_SIZE"), _number(environ, "LOCAL_WORLD_SIZE")
+    if found["gloo"]["loopback"] and size and local and size > local:
+        text = "gloo would use the loopback interface, which other machines cannot reach"
+        outside = ", ".join(name for name in names[:_SHOWN] if name != "lo") or "none here"
+        cure = f"set GLOO_SOCKET_IFNAME to the interface between the machines ({outside})"
+        findings.append(Finding(BLOCKS if backend == "gloo" else WARNING, "network", text, cure))
 
 
 def _number(environ: Mapping[str, str], name: str) -> Optional[int]:

@@ -116,7 +116,6 @@ def _facts(report: Mapping[str, Any]) -> Dict[str, str]:
         "Python": versions.get("python"),
         **{f"torch {name}": versions.get("torch", {}).get(name) for name in ("cuda", "nccl")},
         "interface of gloo": network.get("gloo", {}).get("would_take"),
-        "interfaces of NCCL": network.get("nccl", {}).get("would_take"),
         "/dev/shm MiB": (limits.get("shared_memory_mib") or {}).get("total"),
         "open files": limits.get("open_files", {}).get("soft"),
     }

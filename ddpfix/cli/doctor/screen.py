@@ -98,8 +98,7 @@ def _network(part: Mapping[str, Any]) -> List[Row]:
     ]
     if part["more_interfaces"]:
         rows.append(("and more", str(part["more_interfaces"])))
-    for library in ("gloo", "nccl"):
-        rows.append((f"{library} would use", f"{said(part[library]['would_take'])} ({part[library]['why']})"))
+    rows.append(("gloo would use", f"{said(part['gloo']['would_take'])} ({part['gloo']['why']})"))
     return [("backend", said(part["backend"])), *rows, ("host name resolves", said(part["host_name_resolves"]))]
 
 
