@@ -124,7 +124,7 @@ def _is_loopback(name: str, every: Sequence[Interface]) -> bool:
 
 
 def is_there(chosen: str, names: Sequence[str]) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME selects one: by beginnings of names; ``^`` excludes, ``=`` wants whole names."""
+    """Return whether NCCL_SOCKET_IFNAME selects one: beginnings of names; ``^`` excludes, ``=`` wants all of it."""
     exclude = chosen.startswith("^")
     whole = chosen[exclude:].startswith("=")
     # An entry may have a port behind a colon, which is no part of the name.
