@@ -49,20 +49,19 @@ def frames(error: BaseException) -> List[str]:
     return found
 
 
-def test_an_unexpected_error_of_ddpfix_keeps_its_frames() -> None:
-    code = compile("def broken(*_):\n    return {}['typo']\n", user_code.OWN[-1] + "stage.py", "exec")
+@pytest.mark.parametrize(
+    ("line", "error", "kept"),
+    [
+        ("return {}['typo']", KeyError, ["called", "layer"]),
+        # On purpose.
+        ("raise RuntimeError('ddpfix: no')", RuntimeError, ["called"] if sys.version_info < (3, 11) else []),
+    ],
+)
+def test_an_error_of_ddpfix_keeps_its_frames_where_nobody_expects_it(line: str, error: Any, kept: List[str]) -> None:
+    code = compile(f"def layer(*_):\n    {line}\n", user_code.OWN[-1] + "stage.py", "exec")
     space: Dict[str, Any] = {}
     exec(code, space)
-    with pytest.raises(KeyError) as found:
-        wrapped.called_by(space["broken"], None)(len, None, (), {})
-    assert frames(found.value)[1:] == ["called", "broken"]
-    assert "stage.py" in tracebacks.text(found.value)
-
-
-def test_one_that_ddpfix_raises_on_purpose_does_not() -> None:
-    code = compile("def refuse(*_):\n    raise RuntimeError('ddpfix: no')\n", user_code.OWN[-1] + "stage.py", "exec")
-    space: Dict[str, Any] = {}
-    exec(code, space)
-    with pytest.raises(RuntimeError) as found:
-        wrapped.called_by(space["refuse"], None)(len, None, (), {})
-    assert frames(found.value)[1:] == (["called"] if sys.version_info < (3, 11) else [])
+    with pytest.raises(error) as found:
+        wrapped.called_by(space["layer"], None)(len, None, (), {})
+    assert frames(found.value)[1:] == kept
+    assert error is RuntimeError or "stage.py" in tracebacks.text(found.value)

@@ -167,18 +167,9 @@ def _of_transformers(name: str) -> Subject:
 FAMILIES = [entry.name for entry in zoo.ZOO if entry.available() and entry.survives()]
 
 
-# In a plain run of the tests.
-SOME = ("wavlm",)
-
-
 def by_hand(record: Record) -> None:
     for name, subject in BY_HAND.items():
         record[name] = ddp_finding.compared(subject())
-
-
-def some(record: Record) -> None:
-    for name in SOME:
-        record[name] = ddp_finding.compared(_of_transformers(name))
 
 
 def families(record: Record) -> None:
