@@ -1,4 +1,4 @@
-"""docs/dev/adding-a-toolkit.md, followed step by step in a copy of the checkout."""
+"""docs/dev/adding-a-toolkit.md and adding-a-stage.md, followed step by step in copies of the checkout."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.adding.checkout import ROOT, add_to_matrix, blocks, commands, copied, packages, run, write
+from tests.adding.checkout import ROOT, TESTS, add_to_matrix, blocks, commands, copied, packages, run, write
 
 PAGE = ROOT / "docs" / "dev" / "adding-a-toolkit.md"
+STAGE_PAGE = ROOT / "docs" / "dev" / "adding-a-stage.md"
+ORDER = "patches/torch/pipeline/order.py"
 METADATA = "Metadata-Version: 2.1\nName: toykit\nVersion: 1.0\n"
 
 
@@ -57,3 +59,34 @@ def test_the_test_of_the_page_fails_without_the_patches(checkout: Path) -> None:
             run(checkout, ["python", "-m", "pytest", "tests/toykit", "-k", "in_step"])
     finally:
         matrix.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy in which the four places of the page about stages are."""
+    here = tmp_path_factory.mktemp("stage") / "checkout"
+    copied(here, (*TESTS, "conftest.py", "later.py"))
+    files = blocks(STAGE_PAGE)
+    assert list(files) == [
+        "patches/torch/data/empty_batches.py",
+        ORDER,
+        "compat_matrix.yaml",
+        "tests/late/test_empty_batches.py",
+    ]
+    add_to_matrix(here, files.pop("compat_matrix.yaml"))
+    order = (here / ORDER).read_text(encoding="utf-8")
+    write(here, ORDER, order.replace("ORDER = (\n", "ORDER = (\n" + files.pop(ORDER), 1))
+    for name, text in files.items():
+        write(here, name, text)
+    packages(here.parent / "env")
+    return here
+
+
+def test_the_page_leads_to_a_stage_that_works(stage: Path) -> None:
+    tested, explained, _, _ = [run(stage, words) for words in commands(STAGE_PAGE)]
+    assert "2 passed" in tested
+    assert "torch.empty_batches" in explained and "DDPFIX_TORCH_EMPTY_BATCHES" in explained
+    decided = json.loads((stage / "tests" / "unit" / "fixtures" / "decisions.json").read_text(encoding="utf-8"))
+    assert "torch.empty_batches" in decided["patches"]
+    page = (stage / "docs" / "versions.md").read_text(encoding="utf-8")
+    assert "## torch.empty_batches" in page

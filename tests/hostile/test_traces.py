@@ -138,13 +138,6 @@ def test_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
     assert "[bold]x[/bold]" in look(folder)
 
 
-@pytest.mark.sampled(inside=False)
-@settings(values.MANY, max_examples=1500)
-@given(change=values.values, place=st.tuples(st.integers(0, 20), st.integers(0, 30), st.integers(0, 9)))
-def test_many_values(tmp_path_factory: pytest.TempPathFactory, change: Any, place: Any) -> None:
-    look(write(tmp_path_factory.getbasetemp() / "one", values.with_one_changed(LINES, plain(change), list(place))))
-
-
 def test_the_page_has_no_element_of_a_trace(tmp_path: Path) -> None:
     """tests/report has the same for each text of a trace; here for all tricks, as texts and as names."""
     rows = [{**LINES[0], "command": trick, trick or "x": trick} for trick in values.TRICKS]

@@ -15,7 +15,6 @@ FEW = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-MANY = settings(FEW, max_examples=3000, derandomize=False)
 
 TRICKS: List[str] = [
     "",

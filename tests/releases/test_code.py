@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Dict, List, Optional
+from pathlib import Path
+from typing import Any, Dict, List, Optional
 
 import pytest
+from packaging.version import Version
 
+from ddpfix.matrix import loader
+from ddpfix.matrix.model import Matrix, Patch, Row, Target
+from ddpfix.matrix.ranges import Range
 from ddpfix.patching import unchanged
-from tests.releases import hashes
+from tests.releases import __main__ as command
+from tests.releases import backtest, hashes
 from tests.releases.code import Code, Found
-from tests.releases.tree import Tree, Unreadable
+from tests.releases.tree import Tree, Unreadable, of_folder
 
 FILES = {
     "kit/__init__.py": "from kit.train import fit\nfrom .deep import *\n",
@@ -66,11 +72,6 @@ def test_a_definition_is_found(place: str, found: Optional[str], parameters: Opt
     assert thing is None or thing.parameters() == parameters
 
 
-def test_imports_that_lead_in_a_circle_end() -> None:
-    files = {"kit/__init__.py": "from kit.train import fit", "kit/train.py": "from kit import *\nfrom kit import fit"}
-    assert code(files).find("kit:fit") is None
-
-
 @pytest.mark.parametrize("text", ["def fit(:\n", "\0", "x = " + "(" * 5000, "# -*- coding: nothing -*-\n"])
 def test_a_module_that_cannot_be_parsed_has_changed(text: str) -> None:
     broken = code({**FILES, "kit/train.py": text})
@@ -79,24 +80,54 @@ def test_a_module_that_cannot_be_parsed_has_changed(text: str) -> None:
     assert hashes.text_of(broken, "kit:fit") == (unchanged.ABSENT,)
 
 
-DEFINITION, RETURNS = "def epoch(self, data, flag=False):", "return [self.save(each) for each in data]"
-INDENT = " " * 16
+# What the rule for untested releases would have done, on releases that are made here and on the kept results.
 
 
-@pytest.mark.parametrize(
-    "old, new, is_same",
-    [
-        (DEFINITION, DEFINITION.replace(" ", f"\n{INDENT}").replace("def\n" + INDENT, "def "), True),
-        (RETURNS, f"# A comment.\n{INDENT}{RETURNS}", True),
-        (DEFINITION, f'def epoch(self, data: list, flag: bool = False) -> list:\n{INDENT}"""Words."""', True),
-        ("class Base:", "NEW = 1\n\n        class Base:", True),
-        (DEFINITION, DEFINITION.replace("flag", "more"), False),
-        ("in data]", "in reversed(data)]", False),
-        ("def epoch", "def other", False),
-    ],
-)
-def test_the_hash_of_a_place_follows_what_it_does(old: str, new: str, is_same: bool) -> None:
-    assert old in FILES["kit/train.py"]
-    changed = code({**FILES, "kit/train.py": FILES["kit/train.py"].replace(old, new)})
-    place = "kit.train:Trainer.epoch"
-    assert (hashes.text_of(changed, place) == hashes.text_of(code(FILES), place)) == is_same
+# The loop of each release: a parameter more, another body, and a body in which the fault is mended.
+LOOPS = {
+    "1.0": "def train(model):\n    return model\ndef clip(model):\n    return 1\n",
+    "1.1": "def train(model, more=1):\n    return [model]\ndef clip(model):\n    return 2\n",
+    "1.2": "def train(model, more=1):\n    return {}\ndef clip(model):\n    return 2\n",
+    "2.0": "def train(model, more=1):\n    return {}\ndef clip(model):\n    return 2\n",
+}
+VERSIONS = tuple(map(Version, LOOPS))
+
+
+def row(patch: str, place: str, end: str = "3", start: str = "1.0", **more: Any) -> Row:
+    inside = tuple(each for each in VERSIONS if Version(start) <= each < Version(end))
+    return Row(patch, Range(start, end), "cured", (Target("kit.loop", place),), inside, "why", 1, **more)
+
+
+def test_each_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashes, "wrapped", lambda: {"kit.loop:train"})
+    rows = (
+        row("kit.wrapping", "train"),
+        row("kit.mended", "train", end="1.2"),
+        row("kit.resting", "train", end="1.2", rests_on=("kit.loop:train",)),
+        row("kit.changing", "clip"),
+    )
+    patches = {each.patch: Patch(each.patch, "kit", "kit:fix", None, (), "", ()) for each in rows}
+    for version, text in LOOPS.items():
+        (tmp_path / version / "kit").mkdir(parents=True)
+        (tmp_path / version / "kit" / "loop.py").write_text(text)
+    whole = Matrix({"kit": "kit"}, patches, rows)
+    found: Dict[str, Dict[str, str]] = {}
+    for one in backtest.of(whole, "kit", VERSIONS, lambda version: of_folder("kit", "", tmp_path / str(version))):
+        found.setdefault(one.patch, {})[one.release] = one.outcome
+    assert found == {
+        "kit.wrapping": {"1.1": backtest.RIGHT, "1.2": backtest.RIGHT, "2.0": backtest.HELD},
+        "kit.mended": {"1.1": backtest.RIGHT, "1.2": backtest.WRONG},
+        "kit.resting": {"1.1": backtest.HELD, "1.2": backtest.LEFT},
+        "kit.changing": {"1.1": backtest.HELD, "1.2": backtest.RIGHT, "2.0": backtest.HELD},
+    }
+
+
+def test_the_rule_was_tried_on_every_release_that_we_know() -> None:
+    whole, kept = loader.load(), backtest.kept()
+    counts = backtest.summed(kept.values())
+    assert counts[backtest.WRONG] == 0
+    assert counts[backtest.RIGHT] >= 0.9 * (counts[backtest.RIGHT] + counts[backtest.HELD])
+    for toolkit in whole.newest:
+        released = [str(each) for each in command.versions(whole, toolkit)]
+        assert toolkit in kept, f"run: python -m tests.releases backtest {toolkit}"
+        assert kept[toolkit].releases == released, f"run: python -m tests.releases backtest {toolkit}"

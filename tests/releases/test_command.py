@@ -119,13 +119,6 @@ def test_bad_input_is_refused(
     assert code == 2 and out == "" and said in err and err.startswith("ddpfix: ") and err.count("\n") == 1
 
 
-def test_a_registry_that_does_not_answer(shelf: Path, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "0")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    code, _, err = run(capsys, "funasr==1.4.16")
-    assert code == 2 and err.startswith("ddpfix: ") and err.count("\n") == 1
-
-
 @pytest.mark.sampled(inside=False, cells=True)
 def test_a_real_sdist_and_a_wheel_of_which_few_modules_are_fetched(capsys: Any, monkeypatch: Any) -> None:
     """fastNLP is on the registry as an sdist only; a wheel of torch has half a gigabyte, each module is a request."""

@@ -1,7 +1,6 @@
 """What was tested, from the results of cells to the matrix: ``python -m tests.support.tested``.
 
     python -m tests.support.tested                  # writes the part tested: of compat_matrix.yaml
-    python -m tests.support.tested --check          # fails where it would write something else
     python -m tests.support.tested --here toolkit   # runs tests/<toolkit> in this environment, notes the result, writes
 
 A result is a file in ``tests/results``, one a cell: which versions were there, and the patches whose tests ran and
@@ -165,24 +164,20 @@ def _noted(toolkit: str, whole: Matrix, counts: Mapping[str, int], seconds: floa
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write what was tested into the matrix.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where something would be written")
     parser.add_argument("--here", metavar="TOOLKIT", help="run its tests in this environment first")
     options = parser.parse_args()
     if options.here and here(options.here) != 0:
         return 1
     try:
-        return _write(read(), options.check)
+        return _write(read())
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 1
 
 
-def _write(results: Sequence[Result], check: bool) -> int:
+def _write(results: Sequence[Result]) -> int:
     text = YAML.read_text(encoding="utf-8")
     made = written(text, block(results, Reader(YAML).untested()))
-    if check and made != text:
-        sys.stderr.write(f"{YAML.name}: not what tests/results says; run python -m tests.support.tested\n")
-        return 1
     if made != text:
         YAML.write_text(made, encoding="utf-8")
         compiled.anew()

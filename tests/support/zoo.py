@@ -13,12 +13,11 @@ import importlib
 import importlib.util
 import random
 import re
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 import numpy as np
 import torch
@@ -323,13 +322,6 @@ def _name(node: ast.AST) -> str:
 # Answering the draws from a script.
 
 
-class Draw(NamedTuple):
-    """One scripted draw: the class that drew, and whether it skips."""
-
-    owner: str
-    skip: bool
-
-
 class _Late:
     """The number of a draw, known when it is compared or read first."""
 
@@ -367,22 +359,19 @@ class _Shim:
 
 
 @contextmanager
-def scripted_draws(decisions: Iterable[bool], modules: Iterable[str], consume: bool = False) -> Iterator[List[Draw]]:
+def scripted_draws(decisions: Iterable[bool], modules: Iterable[str], consume: bool = False) -> Iterator[None]:
     """Answer the layer-level draws of these modeling modules from a list, True meaning skip.
 
     A draw takes its decision when it is compared first: WavLM draws for its first layer as well, and never asks.
     With ``consume`` the generators advance as they do without ddpfix, so that dropout draws the same masks.
-    Yields the list of the decisions taken so far. This is the reference that ddpfix is compared with,
-    so it shares nothing with it.
+    This is the reference that ddpfix is compared with, so it shares nothing with it.
     """
-    taken: List[Draw] = []
     coming = iter(decisions)
 
     def answer() -> float:
         skip = next(coming, None)
         if skip is None:
-            raise AssertionError(f"more layer draws than decisions: {len(taken)}")
-        taken.append(Draw(_asking_class(), skip))
+            raise AssertionError("more layer draws than decisions")
         return SKIP if skip else KEEP
 
     shims = _make_shims(answer, consume)
@@ -390,7 +379,7 @@ def scripted_draws(decisions: Iterable[bool], modules: Iterable[str], consume: b
     try:
         for dotted in modules:
             _replace(vars(importlib.import_module(dotted)), shims, saved)
-        yield taken
+        yield
     finally:
         for names, name, real in saved:
             names[name] = real
@@ -431,14 +420,6 @@ def _make_shims(answer: Callable[[], float], consume: bool) -> Dict[int, Any]:
         id(random): _Shim(random, uniform=scripted(random.uniform, between_0_and_1)),
         id(np): _Shim(np, random=numpy_shim),
     }
-
-
-def _asking_class() -> str:
-    """The class of the module whose forward made the draw now being answered."""
-    frame: Any = sys._getframe(2)
-    while isinstance(frame.f_locals.get("self"), _Late):
-        frame = frame.f_back
-    return type(frame.f_locals.get("self")).__name__
 
 
 # The table.

@@ -1,4 +1,4 @@
-"""Threads of ddpfix that the program does not see."""
+"""What a program does not see: threads of ddpfix, and a second copy of it, which does nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from ddpfix import background, log
+from ddpfix import _env, background, engine, import_hook, log
 
 
 def test_a_thread_of_ours_is_not_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +26,26 @@ def test_a_thread_of_ours_is_not_listed(capsys: pytest.CaptureFixture[str], monk
     ours.join(20)
     assert during == before == threading.enumerate() and not ours.is_alive()
     assert capsys.readouterr().err == "a line\n" and not log.UNLISTED
+
+
+def test_a_second_copy_does_nothing_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Finder:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            """What the finder of the first copy is called: its class has the same name in the same module."""
+
+    Finder.__module__, Finder.__qualname__ = import_hook.Finder.__module__, import_hook.Finder.__qualname__
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    monkeypatch.setattr(_env, "_reported", [])
+    monkeypatch.setattr(engine, "_engine", None)
+    before = list(sys.meta_path)
+    for _ in range(2):
+        engine.switch_on()
+    assert engine.current() is None and sys.meta_path == before
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "this copy is not used" in lines[0] and __file__.rpartition("/")[0] in lines[0]
+
+
+def test_one_copy_is_no_other() -> None:
+    assert import_hook.of_another_copy() is None

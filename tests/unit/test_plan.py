@@ -15,7 +15,7 @@ import pytest
 from ddpfix.cli import explain, plan
 from ddpfix.cli import main as cli
 from ddpfix.matrix import detect, loader
-from ddpfix.matrix.settings import SETTINGS, SettingsError
+from ddpfix.matrix.settings import SETTINGS
 from ddpfix.patching.report import PatchReport, Report
 from ddpfix.state import DECISIONS
 from tests.support.compiled import YAML
@@ -77,11 +77,6 @@ def test_settings_and_where_they_come_from(versions: Dict[str, Any], monkeypatch
     assert (actions["transformers.layerdrop"], actions["transformers.sharded"]) == ("apply", "off")
 
 
-def test_bad_settings_are_refused(versions: Dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match="expected"):
-        plan.make({"unused": "never"})
-
-
 def test_the_table(
     versions: Dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +87,7 @@ def test_the_table(
     assert re.search(r"transformers 5.22.1 .*apply \(not tested\) .*transformers.checkpointing ", output)
     assert re.search(r"torch 2.13.0 .*apply .*sets find_unused_parameters=True for a model .*torch.flag ", output)
     assert re.search(r"accelerate - .*absent .*accelerate.intent ", output)
-    assert "nothing is changed" in output
+    assert "nothing is changed" in output and "funasr is not installed" in " ".join(output.replace("│", " ").split())
     assert "layerdrop = stock (from DDPFIX_LAYERDROP)" in output
 
 
@@ -161,9 +156,6 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not-affected" in output and f"tested: {', '.join(map(str, cured.tested))}" in " ".join(output.split())
     assert "transformers.utils.output_capturing:install_output_capuring_hook" in output
     assert "DDPFIX_TRANSFORMERS_RECORDING=0 switches it off" in output
-
-
-def test_explain_names_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
     explain.explain("torch.flag")
     shown = capsys.readouterr().out
     assert shown.startswith("ddpfix sets find_unused_parameters=True") and shown.endswith("\nFix: torch.flag\n")
@@ -204,13 +196,6 @@ def test_an_option_or_command_that_is_misspelt(words: List[str], asked: str, cap
     with pytest.raises(SystemExit) as ended:
         cli.main(words)
     assert ended.value.code == 2 and asked in capsys.readouterr().err
-
-
-def test_the_whole_plan_says_what_each_fix_is_for(capsys: pytest.CaptureFixture[str]) -> None:
-    plan.show({}, everything=True)
-    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "sets find_unused_parameters=True for a model that skips layers" in shown
-    assert "switched off by" not in shown and "funasr is not installed" in shown
 
 
 def test_help_has_defaults_and_accepted_values(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,6 @@ from typing import Dict, List
 
 import pytest
 
-from ddpfix.patching.site import Kept, Site
 from tests.support import registries
 
 _REGISTERED = "one list of hooks for one place; Site.register puts in, and undo takes out"
@@ -103,35 +102,3 @@ def test_every_name_at_module_level_that_functions_change_has_a_reason() -> None
 )
 def test_it_is_found(text: str, expected: List[str]) -> None:
     assert registries.of_tree(text) == expected
-
-
-class _Shared:
-    pass
-
-
-class _Activation:
-    def __init__(self) -> None:
-        self.kept = Kept()
-
-    def facts(self) -> Dict[str, str]:
-        return {}
-
-    def verify(self) -> List[str]:
-        return []
-
-    def tell_untested(self) -> None:
-        return None
-
-    def report(self) -> None:
-        return None
-
-
-def test_patches_of_one_activation_share_what_they_keep() -> None:
-    one, other = _Activation(), _Activation()
-    mine = Site("a", activation=one).keep(_Shared)
-    assert Site("b", activation=one).keep(_Shared) is mine
-    assert Site("a", activation=other).keep(_Shared) is not mine
-    one.kept.clear()
-    assert Site("a", activation=one).keep(_Shared) is not mine
-    alone = Site("a")
-    assert alone.keep(_Shared) is alone.keep(_Shared) is not Site("a").keep(_Shared)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import pytest
 from packaging.version import Version
@@ -18,6 +18,7 @@ from ddpfix.matrix.ranges import Range
 from ddpfix.matrix.resolve import Decision
 from ddpfix.matrix.settings import Settings, read, switch_name
 from ddpfix.state import State
+from tests.support import decisions
 from tests.support.compiled import ROOT
 
 TARGET = (Target("kit.module", "function"),)
@@ -52,13 +53,6 @@ FIX = matrix_of(
 NEW = FIX._replace(newest={"kit": "1.9.3"})
 
 
-def test_a_tested_version_is_applied() -> None:
-    decision = decide(FIX, "1.4.0")
-    assert (decision.action, decision.tested, decision.forced) == (State.APPLY, True, False)
-    assert decision.row is FIX.rows[0]
-    assert decision.reason == "why >=1.0,<1.5"
-
-
 @pytest.mark.parametrize(
     ("version", "tested"),
     [
@@ -74,7 +68,8 @@ def test_a_tested_version_is_applied() -> None:
 )
 def test_tested_means_that_this_release_was_run(version: str, tested: bool) -> None:
     decision = decide(FIX, version)
-    assert (decision.action, decision.tested) == (State.APPLY, tested)
+    assert (decision.action, decision.tested, decision.forced) == (State.APPLY, tested, False)
+    assert decision.row is FIX.rows[0] and (decision.reason == "why >=1.0,<1.5") == tested
 
 
 def test_a_release_candidate_at_a_boundary_is_in_no_row() -> None:
@@ -158,13 +153,10 @@ def test_force_applies_the_row_of_the_neighbour() -> None:
 
 def test_force_changes_nothing_inside() -> None:
     assert decide(FIX, "1.4.0", DDPFIX_KIT_FIX="force") == decide(FIX, "1.4.0")
-    assert decide(FIX, "0.9.1", DDPFIX_KIT_FIX="force").action == State.NOT_AFFECTED
-
-
-def test_rows_without_a_fix() -> None:
-    assert decide(FIX, "0.9.1").action == State.NOT_AFFECTED
-    assert decide(FIX, "0.5").action == State.NOT_CURED
-    assert decide(FIX, "0.5").reason == "why <0.9"
+    for force in ("1", "force"):
+        assert decide(FIX, "0.9.1", DDPFIX_KIT_FIX=force).action == State.NOT_AFFECTED
+        never = decide(FIX, "0.5", DDPFIX_KIT_FIX=force)
+        assert (never.action, never.reason) == (State.NOT_CURED, "why <0.9")
 
 
 def test_outside_of_rows_without_any_fix() -> None:
@@ -172,25 +164,6 @@ def test_outside_of_rows_without_any_fix() -> None:
     for force in ("1", "force"):
         decision = decide(never, "1.0", DDPFIX_KIT_FIX=force)
         assert (decision.action, decision.reason) == (State.SKIP, "kit 1.0 is in no row of the matrix")
-
-
-def test_a_patch_whose_need_is_off_is_off_and_says_so() -> None:
-    """With DDPFIX_FUNASR_ENTRY=0 six patches were in place and never called."""
-    whole = loader.load()
-    installed: Dict[str, Optional[str]] = {"torch": "2.13.0", "funasr": "1.4.16", "hydra": "1.3.2"}
-
-    def actions(**environ: str) -> Dict[str, Tuple[str, str]]:
-        chosen = read({}, whole.patches, environ, Path("/nowhere"))
-        return {d.patch: (d.action, d.reason) for d in resolve.resolve(whole, installed, chosen)}
-
-    with_it, without = actions(), actions(DDPFIX_FUNASR_ENTRY="0")
-    changed = {patch for patch in with_it if with_it[patch] != without[patch]}
-    needing = {patch.id for patch in whole.patches.values() if "funasr.entry" in patch.needs}
-    assert len(needing) == 4 and changed == {"funasr.entry", *needing}
-    for patch in needing:
-        action, reason = without[patch]
-        assert with_it[patch][0] == State.APPLY and action == State.OFF
-        assert reason.startswith("needs funasr.entry, which is not applied here (") and "DDPFIX_FUNASR_ENTRY" in reason
 
 
 @pytest.mark.parametrize("patch", list(loader.load().patches))
@@ -202,14 +175,19 @@ def test_switching_one_patch_off_changes_no_other_but_what_needs_it(patch: str) 
         if any(whole.patches[row.patch].toolkit == name and row.tested for row in whole.rows)
     }
 
-    def decided(environ: Dict[str, str]) -> Dict[str, str]:
+    def decided(environ: Dict[str, str]) -> Dict[str, Tuple[State, str]]:
         chosen = read({}, whole.patches, environ, Path("/nowhere"))
-        return {d.patch: d.action for d in resolve.resolve(whole, installed, chosen)}
+        return {d.patch: (d.action, d.reason) for d in resolve.resolve(whole, installed, chosen)}
 
     before, after = decided({}), decided({switch_name(patch): "0"})
-    changed = {name for name in before if before[name] != after[name]}
+    changed = {name for name in before if before[name][0] != after[name][0]}
     needing = {other.id for other in whole.patches.values() if patch in other.needs}
-    assert changed <= {patch, *needing} and after[patch] in (State.OFF, State.ABSENT)
+    assert changed <= {patch, *needing} and after[patch][0] in (State.OFF, State.ABSENT)
+    # With DDPFIX_FUNASR_ENTRY=0 six patches were in place and never called.
+    for name in (name for name in needing if before[name][0] == State.APPLY):
+        action, reason = after[name]
+        assert action == State.OFF and reason.startswith(f"needs {patch}, which is not applied here (")
+        assert switch_name(patch) in reason
 
 
 def test_an_absent_toolkit() -> None:
@@ -256,42 +234,6 @@ def test_resolution_is_pure() -> None:
     assert before == (installed, values.values, values.switches, FIX.rows)
 
 
-def test_decisions_need_no_torch() -> None:
-    code = (
-        "import sys\n"
-        "from ddpfix.matrix import detect, loader, resolve, settings\n"
-        "whole = loader.load()\n"
-        "found = resolve.resolve(whole, detect.installed_versions(whole), settings.read({}, whole.patches, {}))\n"
-        "print(len(found), [n for n in ('torch', 'transformers', 'accelerate', 'wrapt') if n in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split(" ", 1) == [str(len(loader.load().patches)), "[]\n"]
-
-
-def test_installed_versions_come_from_the_metadata() -> None:
-    import torch
-
-    whole = Matrix({"torch": "torch", "ghost": "no-such-distribution-anywhere"}, {}, ())
-    assert detect.installed_versions(whole) == {"torch": metadata.version("torch"), "ghost": None}
-    # The wheels of a registry are 2.13.0 by their metadata, and 2.13.0+cu130 by what they say when they are imported.
-    assert metadata.version("torch") in (torch.__version__, Version(torch.__version__).public)
-
-
-def test_a_release_that_nobody_knows_is_left_alone() -> None:
-    whole = loader.load()
-    values = read({}, whole.patches, {}, folder=ROOT / "nowhere")
-    installed = {"torch": "3.0.0", "transformers": "6.0.0", "accelerate": "2.0.0", "funasr": "2.0.0"}
-    not_needed = {"not-affected": State.NOT_AFFECTED, "not-cured": State.NOT_CURED}
-    for decision in resolve.resolve(whole, installed, values):
-        # What the newest tested release does not need is not counted among what is left out.
-        last = max(whole.rows_of(decision.patch), key=lambda row: Version(row.versions.begin or "0")).status
-        wanted = (not_needed[last],) if last in not_needed else (State.SKIP,)
-        assert decision.action in ((*wanted, State.OFF) if decision.toolkit in installed else (State.ABSENT,))
-        if decision.patch == "transformers.intent":
-            # The neighbour of 6.0 is the last release of 5, not 5.0 with the nearest number.
-            assert decision.nearest == "5.24.0"
-
-
 def test_a_patch_that_is_off_by_default_waits_for_its_switch() -> None:
     (one,) = matrix_of(row(">=1,<2", "1.0")).patches.values()
     whole = Matrix({"kit": "kit"}, {one.id: one._replace(default=False)}, FIX.rows)
@@ -330,3 +272,27 @@ def test_a_clone_in_front_of_the_installed_release_tells_its_own_version(tmp_pat
             text=True,
         )
         assert done.stdout.split() == expected
+
+
+# The decision for every released version, and for versions around each end of a range, is the recorded one.
+
+
+WRITTEN: Dict[str, Any] = json.loads(decisions.FILE.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def found() -> Dict[str, Any]:
+    # By the way of the file, in which tuples are lists.
+    kept: Dict[str, Any] = json.loads(json.dumps(decisions.snapshot(loader.load(), WRITTEN["versions"])))
+    return kept
+
+
+def test_every_patch_and_no_other_is_written_down(found: Dict[str, Any]) -> None:
+    assert list(found) == list(WRITTEN["patches"]), "if that is meant: python -m tests.support.decisions"
+    assert len(found) > 80
+    assert sum(map(len, WRITTEN["versions"].values())) > 1000
+
+
+@pytest.mark.parametrize("patch", list(WRITTEN["patches"]))
+def test_a_version_is_decided_about_as_before(found: Dict[str, Any], patch: str) -> None:
+    assert found[patch] == WRITTEN["patches"][patch], "if that is meant: python -m tests.support.decisions"

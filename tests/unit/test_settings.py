@@ -7,14 +7,17 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
-from typing import Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 import pytest
 
 import ddpfix
+from ddpfix import log
 from ddpfix.cli import run
-from ddpfix.matrix import settings
+from ddpfix.matrix import loader, settings
 from ddpfix.matrix.settings import SETTINGS, Settings, SettingsError, read, switch_name
+from ddpfix.patching.site import Site
+from ddpfix.uneven.loader import policy
 
 PATCHES = ["torch.flag", "torch.hang", "torch.finalize", "transformers.layerdrop", "transformers.layerdrop_x"]
 ROOT = Path(__file__).parents[2]
@@ -70,7 +73,7 @@ def test_a_folder_keeps_its_case_and_is_absolute(tmp_path: Path, monkeypatch: py
     assert settle({"trace": tmp_path / "X"})["trace"] == str(tmp_path / "X")
     assert settle({"trace": "./1"})["trace"] == str(tmp_path / "1")
     assert settle({"trace": "~/T"})["trace"] == str(tmp_path / "Home" / "T")
-    assert settle(environ={"DDPFIX_TRACE": "OFF"})["trace"] == "off"
+    assert settle(environ={"DDPFIX_TRACE": " OFF "})["trace"] == "off"
     for wrong in ("1", "True", "none", "a\0b"):
         with pytest.raises(SettingsError, match="argument trace=.*expected off, a folder"):
             settle({"trace": wrong})
@@ -160,15 +163,6 @@ def test_an_empty_argument_of_run_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         run.become(["-c", "pass"], {"log": ""})
 
 
-def test_none_is_not_set() -> None:
-    assert settle({"unused": None}, {"DDPFIX_UNUSED": "off"})["unused"] == "off"
-
-
-def test_words_are_read_as_written_by_people() -> None:
-    found = settle({"unused": " FIND "}, {"DDPFIX_LOG": "Debug"})
-    assert (found["unused"], found["log"]) == ("find", "debug")
-
-
 @pytest.mark.parametrize(
     ("environ", "parts"),
     [
@@ -239,10 +233,6 @@ def test_values_of_toml_types(tmp_path: Path) -> None:
     assert dict(found.switches) == {"transformers.layerdrop": "0", "torch.flag": "1"}
 
 
-def test_other_variables_are_not_ours() -> None:
-    assert settle(environ={"DDPFIX": "1", "DDP_FIX_UNUSED": "x", "PATH": "y"}).sources == {}
-
-
 CODE = "from ddpfix.matrix import settings; print(settings.read({}, ['torch.flag'])['unused'])"
 
 
@@ -255,10 +245,38 @@ def test_python_E_ignores_the_environment(flags: list, expected: str, tmp_path: 
     assert done.stdout.strip() == expected
 
 
-def test_the_working_directory_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pyproject.toml").write_text('[tool.ddpfix]\nlayerdrop = "stock"\n')
-    monkeypatch.chdir(tmp_path)
-    assert settings.read({}, PATCHES, {})["layerdrop"] == "stock"
+# Values that not every toolkit has.
+
+
+@pytest.mark.parametrize(
+    "requested, taken, is_logged",
+    [({}, "join", False), ({"uneven": "pad"}, "join", True), ({"uneven": "join"}, "join", False)]
+    + [({"uneven": "stop"}, "stop", False)],
+)
+def test_the_nearest_value_is_taken_and_logged(
+    monkeypatch: pytest.MonkeyPatch, requested: Dict[str, Any], taken: str, is_logged: bool
+) -> None:
+    lines: List[str] = []
+    monkeypatch.setattr(log, "info", lines.append)
+    site = Site("wenet.uneven", settings.read(requested, [], environ={}), instead={"auto": "join", "pad": "join"})
+    assert policy(site, "WeNet") == taken
+    assert lines == (["WeNet does not support uneven=pad: ddpfix uses uneven=join"] if is_logged else [])
+
+
+def test_the_matrix_says_which_values_a_toolkit_does_not_have() -> None:
+    """Each value of the setting is a toolkit's own, or stands for one that is; off is never replaced."""
+    patches = [patch for patch in loader.load().patches.values() if patch.setting == "uneven"]
+    assert {patch.id: dict(patch.instead) for patch in patches} == {
+        "funasr.uneven": {"auto": "pad", "join": "pad"},
+        "speechbrain.uneven": {"auto": "pad", "join": "pad"},
+        "torch.uneven": {"join": "pad"},
+        "wenet.uneven": {"auto": "join", "pad": "join"},
+    }
+    (setting,) = [setting for setting in settings.SETTINGS if setting.name == "uneven"]
+    # Loops of a user's own are touched only where that was asked for.
+    unasked = {patch.id for patch in patches if "auto" not in patch.when}
+    assert unasked == {"torch.uneven"}
+    assert all({*patch.when, "auto"} == set(setting.values) - {"off"} for patch in patches)
 
 
 def test_help_shows_each_setting_with_its_default() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, Dict
 
@@ -53,32 +52,6 @@ def test_a_result_that_is_of_no_good_run_is_refused(numbers: Dict[str, Any], mes
     made = folder_with(result(cell="funasr-1.0.99", version="1.0.99", **numbers), tmp_path)
     with pytest.raises(ValueError, match=message):
         tested.read(made)
-
-
-@pytest.mark.parametrize("typed", [True, False])
-def test_a_version_that_was_typed_into_the_matrix_is_refused(
-    typed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = YAML.read_text(encoding="utf-8")
-    changed = text.replace('  torch:\n    versions: ["', '  torch:\n    versions: ["2.0.0", "') if typed else text
-    copy = tmp_path / "matrix.yaml"
-    copy.write_text(changed, encoding="utf-8")
-    monkeypatch.setattr(tested, "YAML", copy)
-    monkeypatch.setattr(sys, "argv", ["tested", "--check"])
-    assert tested.main() == typed
-    assert ("matrix.yaml: not what tests/results says" in capsys.readouterr().err) == typed
-    assert copy.read_text(encoding="utf-8") == changed
-
-
-def test_a_result_made_by_hand_fails_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = folder_with(result(cell="torch-2.7.0", toolkit="torch", version="2.7.0", **BY_HAND), tmp_path)
-    read = tested.read
-    monkeypatch.setattr(tested, "read", lambda: read(made))
-    monkeypatch.setattr(sys, "argv", ["tested", "--check"])
-    assert tested.main() == 1
-    assert "no run has written the result of torch-2.7.0: nox -s cell -- torch-2.7.0" in capsys.readouterr().err
 
 
 def test_a_result_has_what_it_should() -> None:

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import sys
-from itertools import cycle, repeat
-from typing import Iterable, List, Tuple
+from itertools import cycle
 
 import pytest
 import torch
-from torch import nn
 
-from tests.support.zoo import ZOO, Draw, TinyModel, drawing_classes, drawing_classes_of, scripted_draws, tiny_model
+from tests.support.zoo import ZOO, TinyModel, drawing_classes, drawing_classes_of, scripted_draws, tiny_model
 
 AVAILABLE = [entry for entry in ZOO if entry.available()]
-every_entry = pytest.mark.parametrize("entry", AVAILABLE, ids=lambda entry: entry.name)
-
-
-def run(entry: TinyModel, model: nn.Module, decisions: Iterable[bool]) -> Tuple[float, List[Draw]]:
-    """One forward and backward; the loss and the draws taken."""
-    with scripted_draws(decisions, [entry.module()]) as taken:
-        loss = entry.loss(model(**entry.batch()))
-    model.zero_grad()
-    loss.backward()
-    return loss.item(), list(taken)
 
 
 def test_every_drawing_class_has_an_entry() -> None:
@@ -32,53 +20,19 @@ def test_every_drawing_class_has_an_entry() -> None:
     assert wanted - covered - broken == set()
 
 
-@every_entry
-def test_draws_are_reached_and_decide(entry: TinyModel) -> None:
-    model = entry.build()
-    kept, taken = run(entry, model, repeat(False))
-    assert {draw.owner for draw in taken} == set(entry.drawing())
-    # Of the layers of a stack at least three can be skipped.
-    assert min([draw.owner for draw in taken].count(name) for name in entry.drawing()) >= 3
-    assert run(entry, model, repeat(False))[0] == kept
-    if entry.survives():
-        skipped, _ = run(entry, model, repeat(True))
-        assert skipped != kept
-        mixed, _ = run(entry, model, cycle([True, False]))
-        assert mixed not in (kept, skipped)
-
-
 @pytest.mark.parametrize("entry", [entry for entry in AVAILABLE if not entry.survives()], ids=lambda entry: entry.name)
 def test_unpatched_models_die_where_the_zoo_says_so(entry: TinyModel) -> None:
     model = entry.build()
-    with pytest.raises((TypeError, RuntimeError)):
-        run(entry, model, cycle([True, False]))
-
-
-@pytest.mark.parametrize("name", ["bart", "wavlm", "wav2vec2-adapter"])
-def test_every_parameter_of_a_kept_layer_gets_a_gradient(name: str) -> None:
-    entry = tiny_model(name)
-    model = entry.build()
-    run(entry, model, repeat(False))
-    without = {key for key, value in model.named_parameters() if value.requires_grad and value.grad is None}
-    assert all("layers" not in key for key in without)
-
-
-def test_decisions_fall_on_the_layers_in_order() -> None:
-    entry = tiny_model("bart")
-    model = entry.build()
-    _, taken = run(entry, model, cycle([True, False]))
-    owners = ["BartEncoder"] * 4 + ["BartDecoder"] * 4
-    assert taken == [Draw(owner, skip) for owner, skip in zip(owners, cycle([True, False]))]
-    for stack in (model.encoder, model.decoder):
-        ran = [next(iter(layer.parameters())).grad is not None for layer in stack.layers]
-        assert ran == [False, True, False, True]
+    with pytest.raises((TypeError, RuntimeError)), scripted_draws(cycle([True, False]), [entry.module()]):
+        entry.loss(model(**entry.batch())).backward()
 
 
 def test_too_few_decisions_are_an_error_and_the_names_come_back() -> None:
     entry = tiny_model("bart")
     model = entry.build()
-    with pytest.raises(AssertionError, match="more layer draws than decisions: 3"):
-        run(entry, model, [False] * 3)
+    draws = scripted_draws([False] * 3, [entry.module()])
+    with pytest.raises(AssertionError, match="more layer draws than decisions"), draws:
+        model(**entry.batch())
     assert vars(sys.modules[entry.module()])["torch"] is torch
 
 

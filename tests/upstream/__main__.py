@@ -9,8 +9,7 @@ from types import ModuleType
 from typing import Dict, List, Sequence
 
 from tests.upstream import accelerate_suite, torch_suite
-from tests.upstream.expected import EXPECTED
-from tests.upstream.outcomes import MODES, STOCK, Outcomes, compared, table, worse
+from tests.upstream.outcomes import EXPECTED, MODES, STOCK, Outcomes, compared, table, worse
 
 SUITES: Dict[str, ModuleType] = {"torch": torch_suite, "accelerate": accelerate_suite}
 
@@ -34,7 +33,7 @@ def main(words: Sequence[str]) -> int:
         suite, begun = SUITES[name], time.monotonic()
         known = suite.names(given.only)
         for test in unknown(suite, known) if not given.only else ():
-            print(f"expected.py names a test that this release does not have: {test}")
+            print(f"outcomes.py names a test that this release does not have: {test}")
         outcomes = compared(suite, [test for test in known if not given.quick or test in suite.QUICK], modes)
         print(table(outcomes, [STOCK, *(mode for mode in modes if mode != STOCK)]))
         print("slowest: " + ", ".join(slowest(outcomes, given.slowest)))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-import wrapt
 
-from tests.upstream import source_suite, sources, toolkit
-from tests.upstream.outcomes import MODES, STOCK
+from tests.upstream import sources, toolkit
+from tests.upstream.outcomes import STOCK
 from tests.upstream.source_suite import SourceError, SourceSuite
-from tests.wenet import trees
 
 pytest.importorskip("xdist", reason="NOT RUN: suites run under pytest-xdist, which the extra `test` brings")
 # Stands for a toolkit: what is installed, and where its tests are.
@@ -32,11 +29,6 @@ def test_each(value): assert value == "a" or "DDPFIX" in os.environ
 def test_left_out(): os._exit(1)
 class TestMore(unittest.TestCase):
     def test_skipped(self): self.skipTest("because")
-"""
-TREE = """
-import wenet
-
-def test_where_it_is_from(): assert list(wenet.__path__)[0].endswith("tree/wenet")
 """
 
 
@@ -84,40 +76,6 @@ def test_a_checkout_of_another_release_is_refused(checkout: Path, tmp_path: Path
     (checkout / "version.txt").write_text("0.0.1", encoding="utf-8")
     with pytest.raises(SourceError, match=r"is 0\.0\.1, and wrapt .* is installed; check out the tag VERSION"):
         SourceSuite(SOURCE, checkout, tmp_path / "copy")
-
-
-def test_a_toolkit_on_no_registry_is_tested_in_its_tree(tmp_path: Path) -> None:
-    """Its tests import the package of the checkout, of which the marks tell the version."""
-    tree = tmp_path / "tree"
-    (tree / "test").mkdir(parents=True)
-    shutil.copytree(str(trees.STAND_INS / "v3" / "wenet"), str(tree / "wenet"))
-    (tree / "test" / "test_it.py").write_text(TREE, encoding="utf-8")
-    source = sources.Source("wenet", "", ("test",), ("test/test_*.py",), "a tag")
-    suite = SourceSuite(source, tree, tmp_path / "copy")
-    assert suite.installed == suite.written == trees.LIKE["v3"]
-    for mode in MODES["auto"], MODES[STOCK]:
-        assert [one.word for one in suite.run(["test/test_it.py"], mode).values()] == ["passed"], mode
-    (tree / "wenet" / "utils" / "executor.py").unlink()
-    with pytest.raises(SourceError, match="no wenet of a release that the matrix knows"):
-        SourceSuite(source, tree, tmp_path / "another")
-
-
-def test_a_checkout_that_says_the_version_of_another_release(tmp_path: Path) -> None:
-    """As a toolkit's tag does whose version nobody raised; the release that is installed decides which one is meant."""
-    installed = metadata.version("wrapt")
-    (tmp_path / "version.txt").write_text("0.0.1.dev0", encoding="utf-8")
-    source = sources.Source("wrapt", "version.txt", (), (), "a commit", {"0.0.1.dev0": installed}, "src/wrapt")
-    assert source_suite.versions(source, tmp_path) == (installed, "0.0.1.dev0")
-    # Where its tests look for its files in the checkout, they find those that are installed.
-    SourceSuite(source, tmp_path, tmp_path / "copy")
-    assert (tmp_path / "copy" / "src" / "wrapt").resolve() == Path(wrapt.__file__).parent
-
-
-def test_a_version_as_python_and_as_text(tmp_path: Path) -> None:
-    path = tmp_path / "version"
-    for text in ("5.15.0.dev0\n", 'import sys\n__version__ = "5.15.0.dev0"\n'):
-        path.write_text(text, encoding="utf-8")
-        assert source_suite.version_of(path) == "5.15.0.dev0"
 
 
 def test_no_result_has_a_test_that_is_worse() -> None:

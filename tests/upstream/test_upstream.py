@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, List
-
 import pytest
 
 from tests.upstream import accelerate_suite, torch_suite
-from tests.upstream.expected import EXPECTED
-from tests.upstream.outcomes import MODES, STOCK, Outcome, Outcomes, compared, last_line, table, verdict, worse
+from tests.upstream.outcomes import EXPECTED, MODES, STOCK, Outcome, Outcomes, table, verdict, worse
 
 pytest.importorskip("expecttest", reason="NOT RUN: torch's tests need expecttest, which the extra `test` brings")
 
@@ -64,34 +61,3 @@ def test_an_expected_failure_counts_only_with_its_own_words(test: str) -> None:
         assert worse(one("passed", "failed", f"AssertionError: {text}", test), "auto") == []
     assert worse(one("passed", "failed", "ValueError: another", test), "auto") == [test]
     assert worse(one("passed", "hung", "", test), "auto") == [test]
-
-
-def test_the_table() -> None:
-    outcomes = {
-        **one("passed", "failed", "Traceback\nValueError: why\n\nTo execute this test"),
-        **one("passed", "passed", test="b"),
-    }
-    lines = table(outcomes, [STOCK, "auto"]).splitlines()
-    assert [line.split() for line in lines[1:3]] == [["stock", "2", "0", "0", "0"], ["auto", "1", "1", "0", "0"]]
-    assert lines[3:] == ["WORSE: test_any: passed in stock, failed under auto: ValueError: why"]
-    assert last_line(Outcome("failed", 0.0)) == ""
-
-
-class Flaky:
-    """A suite in which a test fails under ddpfix as often as it says."""
-
-    LIMIT = 1.0
-
-    def __init__(self, times: int) -> None:
-        self.times = times
-
-    def run(self, tests: List[str], more: Any, limit: float = LIMIT) -> Any:
-        failed = more != {} and self.times > 0
-        self.times -= failed
-        return {test: Outcome("failed" if failed else "passed", 1.0) for test in tests}
-
-
-@pytest.mark.parametrize(("times", "found"), [(0, []), (1, []), (2, ["test_any"])])
-def test_what_fails_is_run_once_more(times: int, found: List[str]) -> None:
-    suite: Any = Flaky(times)
-    assert worse(compared(suite, ["test_any"], ["auto"]), "auto") == found
