@@ -27,9 +27,9 @@ from tests.benchmarks import report  # noqa: E402
 SECTIONS: Dict[str, Tuple[str, str]] = {
     "off": ("starts:switched_off", "Interpreter start, DDPFIX unset"),
     "on": ("starts:switched_on", "Interpreter start, DDPFIX=1 and no toolkit"),
-    "imports": ("imports:with_toolkits", "Imports, DDPFIX=1 and toolkits"),
+    "imports": ("starts:imports", "Imports, DDPFIX=1 and toolkits"),
     "layer": ("layers:a_layer", "Training forward, shared decisions above stock"),
-    "plain": ("plain:a_step", "Plain DDP step in which every parameter is used"),
+    "plain": ("ranks:a_plain_step", "Plain DDP step in which every parameter is used"),
     "ranks": ("ranks:a_step", "DDP step on two ranks, stock with find_unused_parameters=True"),
     "wrapping": ("ranks:wrapping", "Wrapping a model on two ranks"),
 }

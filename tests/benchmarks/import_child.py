@@ -1,4 +1,4 @@
-"""Imports a toolkit as a training script does, and prints what ddpfix did meanwhile; run as a script by ``imports``.
+"""Imports a toolkit as a training script does, and prints what ddpfix did meanwhile; run as a script by ``starts``.
 
 With DDPFIX=1 our own work is timed where it happens. Without it, modules of others that we need are
 imported after the toolkit: many are there already, so this is what they cost us and not the toolkit.

@@ -7,6 +7,7 @@ off stays as it was: a model that did not agree on a seed draws its own numbers.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import sys
 import time
@@ -19,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import engine
+from tests.benchmarks.measure import take_turns
 
 WIDTH, INNER, TOKENS, DEPTH = 128, 512, 256, 12
 RATES = (0.5, 0.1)
@@ -86,13 +88,10 @@ def steps(rate: float, quick: bool) -> Dict[str, Any]:
         arm.steps(1 if quick else 3)
         arm.stack.ran.clear()
         arm.busy.clear()
-    turns: Dict[str, List[float]] = {name: [] for name in arms}
-    for turn in range(2 if quick else 30):
-        for name in list(arms)[:: -1 if turn % 2 else 1]:
-            turns[name].append(arms[name].steps(1 if quick else 4))
+    runs = {name: functools.partial(arm.steps, 1 if quick else 4) for name, arm in arms.items()}
     return {
         "rate": rate,
-        "turns": turns,
+        "turns": take_turns(runs, 2 if quick else 30),
         "busy": {name: _slowest(arm.busy) for name, arm in arms.items()},
         "layers": {name: _slowest(arm.stack.ran) for name, arm in arms.items()},
     }
@@ -107,17 +106,17 @@ def _slowest(values: Sequence[float]) -> float:
 
 def wrapping(quick: bool) -> Dict[str, List[float]]:
     """Milliseconds that wrapping a model takes, in stock and with the comparison of the ranks."""
+
+    def wrapped(switched: Callable[[], Any]) -> float:
+        switched()
+        model = Stack(0.5)
+        dist.barrier()
+        begun = time.perf_counter()
+        DistributedDataParallel(model, find_unused_parameters=True)
+        return (time.perf_counter() - begun) * 1000
+
     switch: Dict[str, Callable[[], Any]] = {"stock": engine.deactivate, "ours": lambda: engine.activate(log="off")}
-    turns: Dict[str, List[float]] = {name: [] for name in switch}
-    for _ in range(2 if quick else 15):
-        for name, switched in switch.items():
-            switched()
-            model = Stack(0.5)
-            dist.barrier()
-            begun = time.perf_counter()
-            DistributedDataParallel(model, find_unused_parameters=True)
-            turns[name].append((time.perf_counter() - begun) * 1000)
-    return turns
+    return take_turns({name: functools.partial(wrapped, each) for name, each in switch.items()}, 2 if quick else 15)
 
 
 def main(folder: str, quick: bool) -> None:

@@ -1,8 +1,9 @@
-"""What two real ranks gain and lose: a training step, and the moment at which the model is wrapped."""
+"""What two real ranks gain and lose, and what a plain step of one costs in which every parameter is used."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +14,10 @@ from tests.benchmarks.measure import extra, middle_half
 from tests.benchmarks.report import Figure
 from tests.support import ranks
 
-_CHILD = Path(__file__).with_name("rank_child.py")
+_CHILD, _PLAIN = (Path(__file__).with_name(f"{name}_child.py") for name in ("rank", "plain"))
+# Microseconds, of one layer; with many the hooks of parameters would show.
+MOST = 5.0
+LAYERS = (1, 50)
 
 
 @lru_cache(maxsize=None)
@@ -55,3 +59,22 @@ def wrapping(folder: Path, quick: bool) -> List[Figure]:
         Figure("added to DistributedDataParallel(...)", median(more), "ms", note=middle_half(more)),
         Figure("DistributedDataParallel(...) in stock", median(turns["stock"]), "ms", note=middle_half(turns["stock"])),
     ]
+
+
+def a_plain_step(folder: Path, quick: bool) -> List[Figure]:
+    """Microseconds added to the step of a small model and of one with many parameters."""
+    figures: List[Figure] = []
+    for layers in LAYERS:
+        found = _measured(folder, layers, 20 if quick else 10_000 // layers)
+        name = f"{layers} layers" if layers > 1 else "1 layer"
+        figures.append(Figure(name, found["whole"], "µs", MOST if layers == 1 else None, f"of {found['plain']:.0f} µs"))
+        if layers == 1:
+            figures += [Figure(f"  {part}", found[part], "µs") for part in ("forward", "backward", "optimizer")]
+    return figures
+
+
+def _measured(folder: Path, layers: int, pairs: int) -> Dict[str, float]:
+    command = [sys.executable, str(_PLAIN), str(layers), str(pairs), str(folder / f"store-{layers}")]
+    done = subprocess.run(command, env=ranks.environment(), stdout=subprocess.PIPE, check=True)
+    found: Dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found

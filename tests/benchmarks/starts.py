@@ -1,13 +1,18 @@
-"""What ddpfix adds to the start of an interpreter: while it is off, and while it is on and no toolkit is imported."""
+"""What ddpfix adds to the start of an interpreter: off, on without a toolkit, and on with imports of toolkits.
+
+Measured in fresh virtual environments, one of them with ddpfix laid out as its wheel lays it out.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Callable, List, Set
+from typing import Any, Callable, Dict, List, Set
 
-from tests.activation.support import Place, empty_folder, start
-from tests.benchmarks import places
+from tests.activation.support import ROOT, Place, empty_folder, new_place, start, succeed
 from tests.benchmarks.measure import extra, middle_half, process_ms, ratio, take_turns
 from tests.benchmarks.report import Figure
 
@@ -20,11 +25,14 @@ _ONE_PTH = (
 )
 _MODULES = "import sys, __future__; print(*sorted(sys.modules))"
 _FORBIDDEN = ("wrapt", "yaml", "packaging", "torch", "logging")
+_BORROWED = ("torch", "transformers", "wrapt", "packaging", "rich")
+_CHILD = Path(__file__).with_name("import_child.py")
+_MODEL = ("transformers", "transformers.models.wav2vec2.modeling_wav2vec2")
 
 
 def switched_off(folder: Path, quick: bool) -> List[Figure]:
     """ddpfix.pth with DDPFIX unset, against a .pth file that says ``import os``, and against none."""
-    kinds = {"bare": places.bare, "line": places.one_line, "ours": places.ours}
+    kinds = {"bare": new_place, "line": _one_line, "ours": _ours}
     made = {name: make(folder / name) for name, make in kinds.items()}
     one = take_turns({name: _one_pth(made[name]) for name in ("line", "ours")}, 3 if quick else 80)
     whole = take_turns({name: _start(place) for name, place in made.items()}, 3 if quick else 250)
@@ -42,7 +50,7 @@ def switched_off(folder: Path, quick: bool) -> List[Figure]:
 
 def switched_on(folder: Path, quick: bool) -> List[Figure]:
     """DDPFIX=1 against DDPFIX unset, in an interpreter that imports no toolkit."""
-    place = places.ours(folder / "on")
+    place = _ours(folder / "on")
     turns = take_turns({"off": _start(place), "on": _start(place, DDPFIX="1")}, 3 if quick else 120)
     more = extra(turns, "on", "off")
     added = _modules(place, DDPFIX="1") - _modules(place)
@@ -76,3 +84,76 @@ def _modules(place: Place, **more: str) -> Set[str]:
     done = start([place.python, "-c", _MODULES], place.env(**more))
     assert done.returncode == 0 and not done.stderr, done.stderr
     return set(done.stdout.split())
+
+
+def imports(folder: Path, quick: bool) -> List[Figure]:
+    """DDPFIX=1 against DDPFIX unset."""
+    place = _with_toolkits(folder / "toolkits")
+    modules = () if quick else _MODEL
+    said: Dict[str, List[Dict[str, Any]]] = {"stock": [], "ours": []}
+    runs = {"stock": _import(place, modules, said["stock"]), "ours": _import(place, modules, said["ours"], DDPFIX="1")}
+    if not quick:
+        # The first start reads a gigabyte from the disk.
+        runs["stock"]()
+        said["stock"].clear()
+    turns = take_turns(runs, 1 if quick else 3)
+    torch = median(one["torch"] for one in said["stock"])
+    # In the run in which each was least: more work cannot make it shorter, another job can make it longer.
+    total = sum(min(one["own"] for one in of) for of in said.values())
+    what = " and ".join(["torch", *modules[:1]])
+    return [
+        Figure("added CPU, of ddpfix and of what it needs", total, "ms", 25),
+        Figure("the same, of what import torch needs", 100 * total / torch, "%", 2.5, f"import torch: {torch:.0f} ms"),
+        # One process differs from the next by more than we add, so this only shows that no part was forgotten.
+        Figure(
+            "added CPU, least whole process",
+            min(turns["ours"]) - min(turns["stock"]),
+            "ms",
+            note="rough: one process differs from the next by 100 ms",
+        ),
+        Figure(f"whole process with {what}", median(turns["stock"]), "ms", note=middle_half(turns["stock"], 0)),
+    ]
+
+
+def _import(place: Place, modules: Any, said: List[Dict[str, Any]], **more: str) -> Callable[[], float]:
+    env = place.env(DDPFIX_LOG="off", **more)
+
+    def run() -> float:
+        done = start([place.python, _CHILD, *modules], env)
+        assert done.returncode == 0, done.stderr
+        said.append(json.loads(done.stdout.splitlines()[-1]))
+        return float(said[-1]["whole"])
+
+    return run
+
+
+def _one_line(folder: Path) -> Place:
+    """With the least that a .pth file can do, which is what ours is compared with."""
+    place = new_place(folder)
+    (place.packages / "ddpfix.pth").write_text("import os\n", encoding="utf-8")
+    return place
+
+
+def _ours(folder: Path) -> Place:
+    """No wheel is built, since that needs the build backend; nothing else may lie here, since its cost would count."""
+    place = new_place(folder)
+    package = place.packages / "ddpfix"
+    left_out = shutil.ignore_patterns("__pycache__", "patches.py", "*.pth", "compiling")
+    shutil.copytree(ROOT / "ddpfix", package, ignore=left_out)
+    shutil.copytree(ROOT / "patches", package / "patches", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "ddpfix" / "ddpfix.pth", place.packages)
+    # Installers compile what they install, and the first start would do it otherwise.
+    succeed([place.python, "-m", "compileall", "-q", package])
+    return place
+
+
+def _with_toolkits(folder: Path) -> Place:
+    """Ours, with the toolkits of the running interpreter."""
+    place = _ours(folder)
+    homes: Dict[Path, None] = {}
+    for name in _BORROWED:
+        spec = find_spec(name)
+        if spec is not None and spec.origin is not None:
+            homes[Path(spec.origin).parent.parent] = None
+    place.link(*homes)
+    return place

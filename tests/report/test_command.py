@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import List
 
 import pytest
 
@@ -18,20 +17,6 @@ from tests.support import traces
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return traces.write(tmp_path / "trace", 2, 12)
-
-
-def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """As if a package was not installed."""
-    real = builtins.__import__
-
-    def importing(found: str, *more: Any, **options: Any) -> Any:
-        if found.split(".")[0] == name or found.startswith(name):
-            raise ImportError(name)
-        return real(found, *more, **options)
-
-    for module in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setattr(builtins, "__import__", importing)
 
 
 def test_the_page_lies_in_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,10 +38,11 @@ def test_two_runs_have_a_page_in_the_second_folder(folder: Path, tmp_path: Path)
     assert "trace (1)" in text and "trace (2)" in text
 
 
-def test_json_has_the_data_and_needs_no_plotly(
+def test_json_has_the_data_and_needs_no_plotly_and_a_page_names_it(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without(monkeypatch, "plotly")
+    for module in ("plotly", "plotly.offline"):
+        monkeypatch.setitem(sys.modules, module, None)
     assert main(["report", str(folder), str(folder), "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["version"] == 1 and [run["steps"] for run in found["runs"]] == [12, 12]
@@ -64,12 +50,6 @@ def test_json_has_the_data_and_needs_no_plotly(
     assert ratios["time per step"] == 1.0
     assert {each["level"] for each in found["runs"][0]["findings"]} <= {"good", "plain", "attention"}
     assert not list(folder.glob("*.html"))
-
-
-def test_without_plotly_the_extra_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without(monkeypatch, "plotly")
     assert main(["report", str(folder)]) == 2
     assert "pip install 'ddpfix[report]'" in capsys.readouterr().err
 

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Iterator, List, Tuple
+from typing import List, Tuple
 
 import pytest
 
 from ddpfix.ranks.agreement.rendezvous import AgreementError
 from ddpfix.ranks.store.keys import absent, read
 from tests.scale import parts
-from tests.scale.server import Server
 from tests.scale.world import World
 
 SMALL, MIDDLE, LARGE = 2, 64, 512
 LONG = pytest.mark.sampled(inside=False, cells=True)
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as started:
-        yield started
-
-
 def measured(size: int, act: str, **more: object) -> parts.Part:
     """One part in a world of its own, whose ranks have met."""
-    with Server() as server:
-        world = World(server, size)
-        with world.up():
-            if act == "agree":
-                return parts.agree(world, **more)  # type: ignore[arg-type]
-            parts.agree(world)
-            part: parts.Part = getattr(parts, act)(world, **more)
-            return part
+    world = World(size)
+    with world.up():
+        if act == "agree":
+            return parts.agree(world, **more)  # type: ignore[arg-type]
+        parts.agree(world)
+        part: parts.Part = getattr(parts, act)(world, **more)
+        return part
 
 
 def digits(size: int, messages: int) -> int:
@@ -85,8 +77,8 @@ def test_a_rank_without_ddpfix_and_one_that_differs_are_named_among_many() -> No
     assert all("On rank 100 LayerDrop is 'off'" in str(answer) for answer in part.answers)
 
 
-def test_many_keys_are_looked_at_together(server: Server) -> None:
-    world = World(server, 1)
+def test_many_keys_are_looked_at_together() -> None:
+    world = World(1)
     store, names = world.stores[0], [f"key {number}" for number in range(200)]
     for name in names[:130] + names[131:]:
         store.set(name, name)

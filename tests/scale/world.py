@@ -7,6 +7,8 @@ code waits have a thread each; the others take turns.
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -18,8 +20,10 @@ from torch.distributed import distributed_c10d
 
 from ddpfix.ranks.groups import internals
 from tests.scale.counted import Count, Counted
-from tests.scale.server import Server, raise_limit
 
+# A store of torch and its clients look up the names of their addresses when they connect, and where no name server
+# answers, one in 25 of them waits 5 s for it. With these settings of the resolver it gives up early.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 # Files that this process needs besides its connections.
 _OTHER_FILES = 256
 _CONNECTIONS = 4096
@@ -32,15 +36,18 @@ class World:
     """Ranks of one job.
 
     Args:
-        server: of their store.
         size: how many there are.
     """
 
-    def __init__(self, server: Server, size: int) -> None:
-        self.server, self.size = server, size
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.ranks = list(range(size))
-        # Where there may be fewer files than ranks, some share a connection, as the threads of one rank do.
-        self.connections = min(size, (raise_limit() - _OTHER_FILES) // 2, _CONNECTIONS)
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        # Where there may be fewer files than ranks, some share a connection, as the threads of one rank do. A client
+        # may be cloned, and the server, which is here as well, has the other end of both.
+        self.connections = min(size, (hard - _OTHER_FILES) // 4, _CONNECTIONS)
+        self._server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             clients = list(pool.map(lambda _: self._client(), range(self.connections)))
         self.counts = [Count() for _ in self.ranks]
@@ -48,7 +55,7 @@ class World:
         self._turn = threading.local()
 
     def _client(self) -> Any:
-        return distributed.TCPStore("127.0.0.1", self.server.port, is_master=False, timeout=timedelta(minutes=5))
+        return distributed.TCPStore("127.0.0.1", self._server.port, is_master=False, timeout=timedelta(minutes=5))
 
     @property
     def rank(self) -> int:

@@ -279,7 +279,7 @@ def test_layers_of_two_stacks_have_numbers_of_their_own(end: End) -> None:
     for name in names:
         wrapped.module.get_submodule(name).register_forward_hook(lambda *_, name=name: called.append(name))
     expected = []
-    for _ in range(6):
+    for _ in range(12):
         called.clear()
         output = wrapped(input_ids=torch.ones(1, 4, dtype=torch.long))
         # Both stacks get a gradient whatever the other one skips.
@@ -290,7 +290,10 @@ def test_layers_of_two_stacks_have_numbers_of_their_own(end: End) -> None:
     run = end()
     (model,) = run.models
     assert sorted(model["layers"]) == sorted(names) and any(expected)
-    assert [sorted(model["layers"][i] for i in some) for some in run.steps["skipped"]] == [*map(sorted, expected)]
+    # LayerDrop as shipped is known by calls, and a forward without any may be one of other parts.
+    shipped = run.header["settings"]["layerdrop"]["value"] == "stock"
+    told = [[] if shipped and len(some) == len(names) else sorted(some) for some in expected]
+    assert [sorted(model["layers"][i] for i in some) for some in run.steps["skipped"]] == told
     # All parameters of a layer that was skipped, and none of one that ran.
     unused = [{model["parameters"][i] for i in some} for some in run.steps["unused"]]
     of = [[name for name in names if any(each.startswith(f"{name}.") for each in some)] for some in unused]
