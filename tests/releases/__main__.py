@@ -18,8 +18,8 @@ from ddpfix import _env
 from ddpfix.matrix import detect, loader
 from ddpfix.matrix.model import Matrix
 from tests.releases import backtest, hashes, newest
+from tests.releases.code import ReleaseError, Tree, of_folder
 from tests.releases.registry import Registry
-from tests.releases.tree import ReleaseError, Tree, of_folder
 from tests.support import compiled
 
 

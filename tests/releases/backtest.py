@@ -17,8 +17,7 @@ from ddpfix.matrix.model import Matrix, Patch, Row
 from ddpfix.matrix.resolve import is_same_major
 from ddpfix.patching import unchanged
 from tests.releases import hashes
-from tests.releases.code import Code
-from tests.releases.tree import Tree
+from tests.releases.code import Code, Tree
 
 KEPT = Path(__file__).with_name("backtest.json")
 RIGHT, WRONG = "applied and right", "applied and wrong"

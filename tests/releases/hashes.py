@@ -21,9 +21,7 @@ from ddpfix.matrix.compiling.rows import CURED
 from ddpfix.matrix.compiling.toolkits import read_toolkits
 from ddpfix.matrix.model import Matrix, Row
 from ddpfix.patching import source_hash, unchanged
-from tests.releases import tree
-from tests.releases.code import Code
-from tests.releases.tree import Tree, Unreadable
+from tests.releases.code import Code, Tree, Unreadable, of_folder
 from tests.support.compiled import YAML
 
 HEADING = "hashes: # written by python -m tests.releases hashes, from the files of the tested releases"
@@ -135,7 +133,7 @@ def installed(package: str, label: str = "what is installed") -> Tree:
     """The files of a package that is installed here."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.submodule_search_locations is not None, package
-    return tree.of_folder(package, label, Path(spec.submodule_search_locations[0]).parent, package)
+    return of_folder(package, label, Path(spec.submodule_search_locations[0]).parent, package)
 
 
 def noted_here(matrix: Matrix, package: str) -> Matrix:

@@ -10,8 +10,7 @@ from packaging.version import Version
 from ddpfix.cli import plan
 from ddpfix.matrix.model import Matrix
 from tests.releases import backtest
-from tests.releases.code import Code
-from tests.releases.tree import Tree, Unreadable
+from tests.releases.code import Code, Tree, Unreadable
 
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 

@@ -21,7 +21,7 @@ from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from tests.releases.tree import ReleaseError, Tree, of_folder, of_wheel
+from tests.releases.code import ReleaseError, Tree, of_folder, of_wheel
 
 _TIMEOUT_S = 60
 

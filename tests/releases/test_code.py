@@ -15,8 +15,7 @@ from ddpfix.matrix.ranges import Range
 from ddpfix.patching import unchanged
 from tests.releases import __main__ as command
 from tests.releases import backtest, hashes
-from tests.releases.code import Code, Found
-from tests.releases.tree import Tree, Unreadable, of_folder
+from tests.releases.code import Code, Found, Tree, Unreadable, of_folder
 
 FILES = {
     "kit/__init__.py": "from kit.train import fit\nfrom .deep import *\n",

@@ -13,7 +13,7 @@ import pytest
 
 from ddpfix.matrix import loader
 from tests.releases.__main__ import main, versions
-from tests.releases.tree import Tree
+from tests.releases.code import Tree
 
 # A place of WeNet that a patch is put on, and nothing else of it.
 EXECUTOR = """

@@ -1,14 +1,18 @@
-"""What a program does not see: threads of ddpfix, and a second copy of it, which does nothing."""
+"""What a program does not see: threads of ddpfix, its functions in warnings, and a second copy of it."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
+import warnings
+from typing import Any, Dict
 
 import pytest
 
-from ddpfix import _env, background, engine, import_hook, log
+from ddpfix import _env, background, engine, import_hook, log, user_code
+from ddpfix.patching import attribution
 
 
 def test_a_thread_of_ours_is_not_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +53,32 @@ def test_a_second_copy_does_nothing_and_says_so(
 
 def test_one_copy_is_no_other() -> None:
     assert import_hook.of_another_copy() is None
+
+
+# Warnings count no function of ddpfix that stands between the program and torch (programs: tests/harm, frames).
+
+
+def warns(value: int, *, stacklevel: int) -> int:
+    warnings.warn("old", stacklevel=stacklevel)
+    return value
+
+
+def test_a_function_of_ours_is_not_counted() -> None:
+    code = compile(
+        "def between(*args, **how):\n    return called(*args, **how)\n", user_code.OWN[-1] + "stage.py", "exec"
+    )
+    space: Dict[str, Any] = {"called": warns}
+    exec(code, space)
+    between: Any = space["between"]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        between(3, stacklevel=2)
+        assert attribution.uncounted(functools.partial(between, 3))(stacklevel=2) == 3
+    assert [each.filename for each in found] == [user_code.OWN[-1] + "stage.py", __file__]
+    assert between.__code__.co_filename.startswith(user_code.OWN[-1])
+    assert attribution.uncounted(between).__code__ is between.__code__
+
+
+def test_a_function_of_the_programs_own_stays_as_it_is() -> None:
+    code = warns.__code__
+    assert attribution.uncounted(warns).__code__ is code

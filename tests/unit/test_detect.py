@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import pytest
 
@@ -189,18 +190,16 @@ def provided(home: Path, name: str, distribution: str, version: str) -> None:
 def test_a_fork_under_another_name_is_named(home: Path) -> None:
     """packages_distributions tells which distribution provides an import name."""
     provided(home, "ddpfix_kit", "kit-of-somebody-else", "3.2.1")
-    whole = model.Matrix({"ddpfix_kit": "ddpfix-kit"}, {}, ())
-    found = detect.installed_versions(whole)["ddpfix_kit"]
-    assert found == f"{detect.UNRECOGNISED} (kit-of-somebody-else 3.2.1)"
+    assert installed() == f"{detect.UNRECOGNISED} (kit-of-somebody-else 3.2.1)"
 
 
-def test_a_folder_of_the_user_with_the_name_of_a_toolkit_is_named(home: Path) -> None:
-    where = package(home, {"__init__.py": ""})
-    whole = model.Matrix({"ddpfix_kit": "ddpfix-kit"}, {}, ())
-    assert detect.installed_versions(whole)["ddpfix_kit"] == f"{detect.UNRECOGNISED} ({where / '__init__.py'})"
+def installed() -> Optional[str]:
+    return detect.installed_versions(model.Matrix({"ddpfix_kit": "ddpfix-kit"}, {}, ()))["ddpfix_kit"]
 
 
-def test_a_folder_of_data_with_the_name_of_a_toolkit_is_nothing(home: Path) -> None:
-    package(home, {"data.txt": ""})
-    whole = model.Matrix({"ddpfix_kit": "ddpfix-kit"}, {}, ())
-    assert detect.installed_versions(whole)["ddpfix_kit"] is None
+def test_a_folder_with_the_name_of_a_toolkit_is_named_and_one_of_data_is_nothing(home: Path) -> None:
+    where = package(home, {"data.txt": ""})
+    assert installed() is None
+    package(home, {"__init__.py": ""})
+    importlib.invalidate_caches()
+    assert installed() == f"{detect.UNRECOGNISED} ({where / '__init__.py'})"

@@ -159,11 +159,21 @@ def test_force_changes_nothing_inside() -> None:
         assert (never.action, never.reason) == (State.NOT_CURED, "why <0.9")
 
 
-def test_outside_of_rows_without_any_fix() -> None:
-    never = matrix_of(row("<1", status="not-affected"))
+NEVER = matrix_of(row("<1", status="not-affected"))
+
+
+@pytest.mark.parametrize(
+    ("whole", "version", "reason"),
+    [
+        (NEVER, "1.0", "kit 1.0 is in no row of the matrix"),
+        (FIX, detect.UNRECOGNISED, "kit is not a release that ddpfix knows: a fork, or another package of that name"),
+        (FIX, "unknown", "kit has the version 'unknown', which is not a version number"),
+    ],
+)
+def test_a_release_that_no_row_is_for(whole: Matrix, version: str, reason: str) -> None:
     for force in ("1", "force"):
-        decision = decide(never, "1.0", DDPFIX_KIT_FIX=force)
-        assert (decision.action, decision.reason) == (State.SKIP, "kit 1.0 is in no row of the matrix")
+        decision = decide(whole, version, DDPFIX_KIT_FIX=force)
+        assert (decision.action, decision.row, decision.reason) == (State.SKIP, None, reason)
 
 
 @pytest.mark.parametrize("patch", list(loader.load().patches))
@@ -196,18 +206,6 @@ def test_an_absent_toolkit() -> None:
         assert (decision.action, decision.version, decision.reason) == (State.ABSENT, None, "kit is not installed")
     (decision,) = resolve.resolve(FIX, {}, settings_of())
     assert decision.action == State.ABSENT
-
-
-def test_a_package_that_no_mark_holds_for() -> None:
-    for environ in ({}, {"DDPFIX_KIT_FIX": "force"}):
-        decision = decide(FIX, detect.UNRECOGNISED, **environ)
-        assert (decision.action, decision.row) == (State.SKIP, None)
-        assert decision.reason == "kit is not a release that ddpfix knows: a fork, or another package of that name"
-
-
-def test_a_version_that_is_none() -> None:
-    decision = decide(FIX, "unknown")
-    assert decision.action == State.SKIP and "'unknown'" in decision.reason
 
 
 def test_a_switch_wins_over_arguments() -> None:

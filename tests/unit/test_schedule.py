@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, List, Optional
+from typing import Any, List
 
 import numpy as np
 import pytest
@@ -82,32 +82,16 @@ def test_the_numbers_never_change() -> None:
 # Replicas and steps.
 
 
-def streams(replica: Replica, model: Model, steps: int = 4) -> List[Optional[int]]:
-    found = []
-    for _ in range(steps):
-        with training.step(replica) as step:
-            for module in (model.encoder, model.decoder, model.encoder):
-                found.append(step.stream(module)[0])
-    return found
-
-
-def test_modules_calls_and_iterations_have_streams_of_their_own() -> None:
-    model = Model()
-    found = streams(Replica(model, 5), model, 50)
-    assert len(set(found)) == len(found)
-
-
-def test_calls_are_counted_by_module_and_step() -> None:
-    model = Model()
+def test_calls_are_counted_by_module_and_step_and_have_streams_of_their_own() -> None:
+    model, streams = Model(), []
     replica = Replica(model, 5)
-    for iteration in range(2):
+    for iteration in range(50):
         with training.step(replica) as step:
             assert step.iteration == iteration
-            assert [step.stream(m)[1:] for m in (model.encoder, model.decoder, model.encoder)] == [
-                ("encoder", 0),
-                ("decoder", 0),
-                ("encoder", 1),
-            ]
+            calls = [step.stream(module) for module in (model.encoder, model.decoder, model.encoder)]
+            assert [call[1:] for call in calls] == [("encoder", 0), ("decoder", 0), ("encoder", 1)]
+            streams += [call[0] for call in calls]
+    assert len(set(streams)) == len(streams) == 150
 
 
 class Wrapper(nn.Module):

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
+import torch
+from ddpfix.patches.torch.tracing.traced_model import LayerCalls
+from torch.nn.modules import module as modules
 
 from ddpfix.trace import reader, schema
 from ddpfix.trace.reader import TraceError
@@ -112,3 +115,24 @@ def test_an_arrow_stream_of_an_earlier_release_is_named(tmp_path: Path) -> None:
     write(tmp_path, [RUN]).with_suffix(".arrow").write_bytes(b"x")
     with pytest.raises(TraceError, match="rank-00003.arrow: Arrow traces are not supported since 1.1.0"):
         reader.read(tmp_path)
+
+
+# What a trace has of layers for which ddpfix does not draw: those that a forward did not call.
+
+
+def test_layers_that_were_not_called() -> None:
+    layers = [torch.nn.Linear(2, 2) for _ in range(4)]
+    calls = LayerCalls(layers)
+    calls.begin()
+    # What a program saves in the forward has no hook of ours.
+    assert not any(layer._forward_pre_hooks for layer in layers)
+    for number in (3, 0, 3):
+        layers[number](torch.ones(1, 2))
+    calls.end()
+    assert calls.skipped() == [1, 2]
+    calls.begin()
+    # A forward that used none of them is of another part of the model.
+    assert calls.skipped() == []
+    layers[1](torch.ones(1, 2))
+    calls.end()
+    assert calls.skipped() == [0, 2, 3] and not modules._global_forward_pre_hooks
