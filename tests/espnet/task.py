@@ -31,14 +31,7 @@ def written(folder: Path) -> None:
 
 
 def command(folder: Path, rate: str, *more: str, encoder: str = "e_branchformer") -> List[str]:
-    """The words of the command line behind the name of the module.
-
-    Args:
-        folder: has the data, and gets the results.
-        rate: a setting of the encoder, as ``layer_drop_rate=0.5``.
-        more: further words.
-        encoder: which one.
-    """
+    """The words of the command line behind the name of the module."""
     words = ["--ngpu", "0", "--dist_backend", "gloo", "--multiprocessing_distributed", "false"]
     words += ["--output_dir", str(folder / "results"), "--token_type", "char", "--token_list", "tokens.txt"]
     words += ["--init", "xavier_uniform", "--cleaner", "none", "--g2p", "none", "--num_att_plot", "0"]

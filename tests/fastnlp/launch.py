@@ -27,12 +27,7 @@ class Scenario(scenario.Scenario):
         model: a key of :data:`tests.fastnlp.models.MODELS`.
         kwargs: keywords of ``Trainer`` or ``DistTrainer``.
         fail: which rank (every one if left out) fails, and where: train or evaluate; and how.
-        settings: arguments of ``ddpfix.activate`` in the child.
         before: code that runs before the trainer is made; it finds ``model``, ``given`` and ``record``.
-        after: code that runs when the training has ended.
-        evaluate: whether the model is evaluated after each epoch.
-        first: code that a script begins with.
-        timeout: seconds after which a hanging run is ended.
     """
 
     model: str = "spare"
@@ -51,8 +46,6 @@ class Result(results.Result):
     """What one rank saw.
 
     Attributes:
-        steps: a digest of all parameters after each optimizer step.
-        ddp: what each DDP was given.
         places: the state of ddpfix's patches in that process.
         given_stays: whether the keywords that the user gave are what they were.
     """
@@ -79,10 +72,7 @@ def alone(
     """Start one process; fastNLP starts the others.
 
     Args:
-        one: what is trained.
-        folder: where the ranks leave their records.
         words: the command line in front of the options: a script or ``-m module``, perhaps behind ``-m ddpfix run``.
-        environ: further environment variables.
 
     Returns:
         exit code (negative: the signal), everything that appeared on the screen, and each rank's record.
@@ -93,3 +83,19 @@ def alone(
     code, screen = ranks.run(command, ranks.with_release(environ), folder, one.timeout)
     left = [record for _, record in pool.records(folder, one.name, 2)]
     return code, screen, [Result.of(screen, record) for record in left]
+
+
+def finished(results: List[Result]) -> List[str]:
+    """The steps of a run that came to its end, the same on both ranks."""
+    assert [result.error for result in results] == [None, None], results[0].log + results[1].log
+    assert [result.hung for result in results] == [False, False]
+    assert results[0].steps == results[1].steps
+    assert len(results[0].steps) == 4
+    return results[0].steps
+
+
+def failures(results: List[Result]) -> List[str]:
+    """The errors of the ranks that could say one; from 1.0.0 on the failing rank ends the other."""
+    messages = [result.failure() for result in results if not result.hung or result.failure()]
+    assert messages and all(messages), results[0].log
+    return messages

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from tests.fastnlp import launch, releases
-from tests.fastnlp.launch import FAILURE, Result, Scenario
+from tests.fastnlp.launch import FAILURE, Result, Scenario, failures, finished
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -81,21 +81,6 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return launch.train([*runs, off], tmp_path_factory.mktemp("ours"), ddpfix=True)
 
 
-def finished(results: List[Result]) -> List[str]:
-    assert [result.error for result in results] == [None, None], results[0].log + results[1].log
-    assert len(results[0].steps) == 4
-    assert results[0].steps == results[1].steps
-    return results[0].steps
-
-
-def errors(results: List[Result]) -> str:
-    """The errors of the ranks that could say one: the failing rank ends the other."""
-    messages = [result.failure() for result in results if not result.hung or result.failure()]
-    assert messages
-    assert all(messages)
-    return str(messages[0])
-
-
 def log_text(result: Result) -> str:
     """What was printed, without rich's line breaks."""
     return " ".join(result.log.split())
@@ -104,7 +89,7 @@ def log_text(result: Result) -> str:
 @pytest.mark.patches("fastnlp.overrides")
 @pytest.mark.parametrize("name", MISPLACED)
 def test_what_was_dropped_arrives(unpatched: Results, ours: Results, name: str) -> None:
-    assert FAILURE in errors(unpatched[name])
+    assert FAILURE in failures(unpatched[name])[0]
     for result in unpatched[name]:
         assert result.hung or not (result.ddp[0]["find_unused_parameters"] or result.ddp[0]["static_graph"])
     static = "static" in name
@@ -118,7 +103,7 @@ def test_what_was_dropped_arrives(unpatched: Results, ours: Results, name: str) 
 
 @pytest.mark.patches("fastnlp.overrides")
 def test_only_the_fix_does_it(ours: Results) -> None:
-    assert FAILURE in errors(ours["off"])
+    assert FAILURE in failures(ours["off"])[0]
 
 
 NAMED_ALIKE = "find_unused_parameters=False is not used, because find_unused_parameters=True is given too"
@@ -150,7 +135,7 @@ def test_every_part_that_is_not_clear_is_named(ours: Results) -> None:
 
 @pytest.mark.patches("fastnlp.overrides")
 def test_none_is_nothing(unpatched: Results, ours: Results) -> None:
-    assert "AttributeError: 'NoneType' object has no attribute 'items'" in errors(unpatched["none"])
+    assert "AttributeError: 'NoneType' object has no attribute 'items'" in failures(unpatched["none"])[0]
     assert finished(ours["none"]) == finished(unpatched["whole"])
 
 
@@ -174,7 +159,7 @@ FAILING: Dict[str, Tuple[str, str]] = {
 @pytest.mark.parametrize("name", FAILING)
 def test_what_is_wrong_is_still_an_error(unpatched: Results, ours: Results, name: str) -> None:
     error, said = FAILING[name]
-    assert error in errors(unpatched[name]) and error in errors(ours[name])
+    assert error in failures(unpatched[name])[0] and error in failures(ours[name])[0]
     assert said in log_text(ours[name][0])
 
 
@@ -182,7 +167,7 @@ def test_what_is_wrong_is_still_an_error(unpatched: Results, ours: Results, name
 def test_a_misspelled_name_is_an_error_at_the_top_too(unpatched: Results, ours: Results) -> None:
     # Unpatched fastNLP drops the whole dictionary there.
     assert finished(unpatched["misspelled at the top"])
-    assert REFUSED in errors(ours["misspelled at the top"])
+    assert REFUSED in failures(ours["misspelled at the top"])[0]
 
 
 @pytest.mark.patches("fastnlp.hint")
@@ -190,6 +175,8 @@ def test_the_advice_comes_with_every_driver(unpatched: Results, ours: Results) -
     def advised(results: List[Result]) -> bool:
         return any(HINT in log_text(result) for result in results)
 
-    assert all(FAILURE in errors(results) for results in (unpatched["hint"], ours["hint"], unpatched["hint of torch"]))
+    assert all(
+        FAILURE in failures(results)[0] for results in (unpatched["hint"], ours["hint"], unpatched["hint of torch"])
+    )
     assert (advised(unpatched["hint"]), advised(unpatched["hint of torch"])) == (False, True)
     assert (advised(ours["hint"]), advised(ours["hint of torch"])) == (True, True)

@@ -9,7 +9,7 @@ import pytest
 from packaging.version import Version
 
 from tests.fastnlp import launch, releases
-from tests.fastnlp.launch import FAILURE, Result, Scenario
+from tests.fastnlp.launch import FAILURE, Result, Scenario, failures, finished
 
 pytestmark = [pytest.mark.patches("fastnlp.unused"), pytest.mark.filterwarnings("ignore")]
 affected = pytest.mark.skipif(releases.release() < Version("0.7.0"), reason="the flag is this release's own default")
@@ -65,27 +65,10 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
     ]
     if releases.release() >= Version("0.7.0"):
         more += [Scenario("late", settings=LATE)]
-        more += [Scenario("late refused", kwargs=ddp(find_unused_parameters=False), settings=LATE)]
         more += [Scenario("late given", kwargs=ddp(find_unused_parameters=True), settings=LATE)]
         more += [Scenario("refused", kwargs=ddp(find_unused_parameters=False))]
         more += [Scenario("nothing", kwargs=ddp(find_unused_parameters=None))]
     return launch.train([*scenarios(), *more], tmp_path_factory.mktemp("ours"), ddpfix=True)
-
-
-def failures(results: List[Result]) -> List[str]:
-    """The errors of the ranks that could say one; from 1.0.0 on the failing rank ends the other."""
-    messages = [result.failure() for result in results if not result.hung or result.failure()]
-    assert messages, results[0].log
-    return messages
-
-
-def finished(results: List[Result]) -> List[str]:
-    """The steps of a run that came to its end, the same on both ranks."""
-    assert [result.error for result in results] == [None, None], results[0].log + results[1].log
-    assert [result.hung for result in results] == [False, False]
-    assert results[0].steps == results[1].steps
-    assert len(results[0].steps) == 4
-    return results[0].steps
 
 
 # By name: the run without ddpfix that it equals, the flag that each DDP was given, and what is said once or never.
@@ -103,7 +86,6 @@ SAME: Dict[str, Tuple[str, bool, str, str]] = {
     "reentrant": ("reentrant", True, ONE_KIND, ""),
     # SGD alone: a parameter that no rank used stays, whether its gradient is None or zero.
     "late": ("given", False, FINALIZED, ""),
-    "late refused": ("given", False, FINALIZED, ""),
     "late given": ("given", True, "", FINALIZED),
     "static": ("static", False, "", SAID),
     "own": ("own", True, WRAPPED, ""),

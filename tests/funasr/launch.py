@@ -23,14 +23,10 @@ class Scenario(scenario.Scenario):
 
     Attributes:
         config: path of the configuration (see :mod:`tests.funasr.recipes`).
-        entry: ``train`` or ``train_ds``.
         overrides: hydra overrides, as on a user's command line.
         settings: arguments of ``ddpfix.activate`` in the child; in an unpatched launch they switch ddpfix on, late.
         before: Python code run just before the entry (the maintainers' edits, for reference runs).
-        timeout: seconds after which a hanging run is ended.
-        keep: whether the final parameters are kept (``Result.kept``).
         script: another path of the entry than that of the installed release.
-        environ: environment variables.
     """
 
     config: Path

@@ -187,8 +187,6 @@ def corpus(folder: Path, seconds: Sequence[float], name: str = "train", lengths:
     """Write ``name``.jsonl and one file of noise an utterance; returns the lines.
 
     Args:
-        folder: where to.
-        seconds: the length of each utterance.
         lengths: whether the lines say how long the utterances are, as FunASR's ``scp2jsonl`` does (10 ms frames).
     """
     import soundfile

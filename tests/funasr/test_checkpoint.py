@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import ddpfix
 from tests.funasr import recipes, trained
 
 pytestmark = pytest.mark.patches("funasr.checkpoint")
@@ -102,16 +101,6 @@ def test_evaluation_and_undo(name: str) -> None:
         with torch.no_grad():
             assert torch.equal(module(speech.clone(), lengths)[0], unpatched)
     assert vars(layer)["forward"] is before and not calls
-
-
-def test_it_is_off_by_default() -> None:
-    import funasr  # noqa: F401
-
-    ddpfix.activate()
-    try:
-        assert next(p.state for p in ddpfix.report().patches if p.id == "funasr.checkpoint") == "off"
-    finally:
-        ddpfix.deactivate()
 
 
 @pytest.fixture()

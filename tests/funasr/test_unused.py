@@ -180,14 +180,6 @@ def test_parameters_frozen_by_the_user_stay(site: Site) -> None:
     assert not theirs.requires_grad
 
 
-def test_who_asks_for_the_flag_gets_the_flag_alone(site: Site) -> None:
-    assert wrap(subject(), True) == []
-
-
-def test_an_explicit_false_is_no_reason_to_fail(site: Site) -> None:
-    assert wrap(subject(), False) != []
-
-
 def test_nothing_is_frozen_in_a_loop_of_the_users_own(site: Site) -> None:
     model = subject()
     wrap_hooks.run_before_wrap(model)
@@ -369,8 +361,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[launch.
             "other code user false", config, settings=settings(), before=OTHER_CODE, overrides=[flag + "false"]
         ),
         launch.Scenario("plain", config, before=STAND_IN + PLAIN),
-        launch.Scenario("late user true", config, overrides=[*UNCLIPPED, flag + "true"], settings=LATE),
-        launch.Scenario("late user false", config, overrides=[*UNCLIPPED, flag + "false"], settings=LATE),
     ]
     return launch.train(wanted, folder / "out", ddpfix=False, stand_in=False)
 
@@ -473,16 +463,3 @@ def test_finalized_after_backward_it_needs_neither_flag_nor_freezing(entry: str,
     assert len(late[0].steps) == STEPS
     assert f"{DEAD[CHIEF]} parameters of {NAME} (" in late[0].log and "got no gradient" in late[0].log
     assert FINALIZED in late[0].log
-
-
-@OWN_FLAG
-def test_late_goes_before_the_users_false(outcomes: Any) -> None:
-    assert flag_and_frozen(outcomes["late user false"]) == (False, 0)
-    assert trained.same_steps([*outcomes["late user false"], *outcomes[f"unclipped {CHIEF} train"]])
-    assert FINALIZED in outcomes["late user false"][0].log
-
-
-def test_the_users_true_stays_under_late(outcomes: Any) -> None:
-    assert flag_and_frozen(outcomes["late user true"]) == (True, 0)
-    assert trained.same_steps([*outcomes["late user true"], *outcomes[f"unclipped {CHIEF} train"]])
-    assert FINALIZED not in outcomes["late user true"][0].log

@@ -135,3 +135,27 @@ def test_source_that_is_not_what_runs_is_left_alone_and_named(site: Site, caplog
     own = type("Own", (Encoder,), {"forward": plain})
     wrap_hooks.run_before_wrap(own(0.5))
     assert own in cover.COVERED
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.layerdrop = 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and float(torch.rand(1).item()) < self.layerdrop:
+            return x
+        return torch.tanh(self.linear(x))
+
+
+@pytest.mark.patches("transformers.layerdrop")
+def test_names_are_looked_up_where_the_source_is() -> None:
+    site = Site("test")
+    cover.cover(site, Scripted, cover.shared_call)
+    try:
+        encoder, x = Scripted().eval(), torch.ones(1, 2)
+        scripted = torch.jit.script(encoder)
+        assert torch.equal(scripted(x), encoder(x))
+    finally:
+        assert site.undo() == []

@@ -121,15 +121,6 @@ def test_around_the_encoder(reentrant: bool, preserve: bool) -> None:
 
 @pytest.mark.patches("transformers.layerdrop")
 @KINDS
-def test_encoder_called_twice(reentrant: bool) -> None:
-    def twice(one: Body) -> Callable[[nn.Module], torch.Tensor]:
-        return lambda model: one(model, hidden(1).requires_grad_()) + 2 * one(model, hidden(2).requires_grad_())
-
-    compare(twice(call), twice(lambda m, h: checkpoint(call, m, h, use_reentrant=reentrant)))
-
-
-@pytest.mark.patches("transformers.layerdrop")
-@KINDS
 def test_encoder_called_twice_with_the_same_input(reentrant: bool) -> None:
     def twice(one: Body) -> Callable[[nn.Module], torch.Tensor]:
         def body(model: nn.Module) -> torch.Tensor:

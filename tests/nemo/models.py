@@ -56,13 +56,7 @@ MODELS: Dict[str, Callable[[], Built]] = {"uniform": conformer, "linear": linear
 
 
 def as_shipped(built: Built, ran: Sequence[Sequence[int]], ranks: int) -> List[List[float]]:
-    """The parameters after each step of NeMo's own code in one process, whose draws drop the layers that did not run.
-
-    Args:
-        built: the model.
-        ran: the layers that ran, by step.
-        ranks: how many batches each step has.
-    """
+    """The parameters after each step of NeMo's own code in one process that drops the same layers."""
     steps, found = made(built.model), []
     for step, kept in enumerate(ran):
         steps.zero_grad()

@@ -19,9 +19,7 @@ class Built(NamedTuple):
     """A model.
 
     Attributes:
-        model: what is wrapped.
         layers: the list that holds the layers which may be skipped.
-        loss: ``loss(model, inputs)`` of a batch.
         inputs: ``inputs(rank, step)`` gives the batch of a rank, the same whenever it is asked.
         rest: sets all rates of the model to 0, for the training by hand.
     """
@@ -89,11 +87,6 @@ def by_hand(built: Built, ran: Sequence[Sequence[int]], ranks: int) -> List[List
 
     The layers that are to be skipped are taken out of their list, no draw skips another one, and the gradients of the
     ranks' batches are averaged.
-
-    Args:
-        built: the model.
-        ran: the layers that run, by step.
-        ranks: how many batches each step has.
     """
     built.rest()
     optimizer, found = made(built.model), []

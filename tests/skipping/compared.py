@@ -19,13 +19,7 @@ OF_ANY_ORIGIN = {f"{name}_layerdrop": "0" for name in ("torch", "transformers")}
 
 
 def suite(models: Any, names: Sequence[str], toolkit: str) -> Tuple[Any, Any, Any]:
-    """The fixture ``found`` of a toolkit's file of tests, and its two tests of each model.
-
-    Args:
-        models: the module of tests with the models.
-        names: of the models.
-        toolkit: the beginning of the setting of its own fix.
-    """
+    """The fixture ``found`` of a toolkit's file of tests, and its two tests of each model."""
 
     @pytest.fixture(scope="module", name="found")
     def made(tmp_path_factory: pytest.TempPathFactory) -> Found:
@@ -44,14 +38,7 @@ def suite(models: Any, names: Sequence[str], toolkit: str) -> Tuple[Any, Any, An
 
 
 def trained(folder: Path, models: Any, names: Sequence[str], fix: str) -> Found:
-    """Train each model in all ways that the functions below compare.
-
-    Args:
-        folder: where the ranks leave what they find.
-        models: the module of tests with the models.
-        names: of the models.
-        fix: the setting of the toolkit's own fix.
-    """
+    """Train each model in all ways that the functions below compare."""
     plans: List[Scenario] = []
     for name in names:
         ways = {
@@ -87,9 +74,6 @@ def skips_alike(found: Found, name: str, models: Any) -> None:
     """Both ranks skip the same layers, and train what a process without DDP does with these layers.
 
     By the toolkit's fix, by that for any model, and with LayerDrop off; the generators advance as in plain torch.
-
-    Args:
-        models: the module of tests that has the model.
     """
     for scenario in (f"ours {name}", f"any {name}", f"off {name}"):
         first, second = both(found, scenario)

@@ -16,11 +16,7 @@ class Scenario(scenario.Scenario):
     """One run.
 
     Attributes:
-        file: of this folder, which has the classes.
         settings: arguments of ``ddpfix.activate``; None is plain torch.
-        steps: of the training of each class.
-        wrapper: "ddp", "fsdp" or "fully_shard".
-        only: the names of the classes; all of them where it is empty.
     """
 
     file: str = "shapes"

@@ -23,11 +23,7 @@ class Scenario(scenario.Scenario):
     """One training.
 
     Attributes:
-        models: the module of tests that has ``MODELS``.
-        model: a key of it.
         settings: arguments of ``ddpfix.activate``; None is plain torch.
-        flag: whether DDP is given ``find_unused_parameters=True``.
-        more: further arguments of DDP.
         wrapper: "ddp", "fsdp", or "own": the module has a function ``fitted`` that wraps and trains.
     """
 

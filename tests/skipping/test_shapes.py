@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 import pytest
+import torch
+from torch.torch_version import TorchVersion
 
 from tests.skipping import launch, others, shapes
 from tests.skipping.launch import Scenario
@@ -33,6 +35,8 @@ NAMED = {
 SHARED = [kind.__name__ for kind in shapes.ALL if kind.__name__ not in NAMED]
 # A generator that no seed reaches gives other numbers in each run.
 UNSEEDED = ("NumpyGenerator",)
+# Under FSDP and ``fully_shard``, layer by layer.
+ONLY = ("Item", "Numpy", "EmptyVector", "Blocks")
 Found = Dict[str, List[Dict[str, Any]]]
 
 
@@ -108,3 +112,16 @@ def test_stock_and_the_switch_leave_all_as_shipped(found: Found, scenario: str, 
     if name not in UNSEEDED:
         plain = of(found, "plain shapes", name)
         assert list(map(trained, of(found, scenario, name))) == list(map(trained, plain))
+
+
+@pytest.mark.skipif(TorchVersion(torch.__version__) < (2, 6), reason="torch.fsdp is not cured there")
+@pytest.mark.parametrize("wrapper", ["fsdp", "fully_shard"])
+def test_ranks_gather_and_skip_the_same_layers(wrapper: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Ranks that skip different layers wait for each other in plain torch."""
+    ours = {"transformers_layerdrop": "0"}
+    plan = Scenario(wrapper, settings=ours, wrapper=wrapper, only=ONLY)
+    first, second = launch.train([plan], tmp_path_factory.mktemp("sharded"))[wrapper]
+    for name in ONLY:
+        assert first[name]["ran"] == second[name]["ran"], name
+        assert 8 <= sum(shapes.LAYERS - len(ran) for ran in first[name]["ran"]) <= 40, name
+        assert first[name]["outputs"] != second[name]["outputs"]

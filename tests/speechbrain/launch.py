@@ -25,9 +25,6 @@ class Scenario(scenario.Scenario):
         settings: arguments of ``ddpfix.activate`` in the child; in an unpatched launch they switch ddpfix on, late.
         before: Python code run just before the recipe (edits by hand, for reference runs); it finds ``recorder`` (whose
             dict ``record`` is kept) and ``rank``.
-        timeout: seconds after which a hanging run is ended.
-        script: another script than the recipe's.
-        environ: environment variables.
     """
 
     yaml: Path
@@ -54,10 +51,7 @@ class Result(results.Result):
 
     Attributes:
         ddp: for each wrapped module its class, the flag, and the names of its frozen parameters.
-        batches: the ids of the utterances of each training batch.
         ran: for each training forward of each wrapped module, which of its layers ran.
-        steps: a digest of all parameters after each optimizer step.
-        lr: the learning rate of each optimizer step.
     """
 
     ddp: List[Dict[str, Any]] = field(default_factory=list)

@@ -39,11 +39,8 @@ def pretrained(
     """The lines of the yaml that load a tiny WavLM, with SpeechBrain's own wrapper.
 
     Args:
-        folder: where the model is saved.
-        config: changes to the model's configuration.
         kind: wav2vec2 or wavlm; none means what :func:`family` says.
         home_of: another place of the wrapper than that of the release (:data:`OLD_PLACE`).
-        arguments: arguments of the wrapper.
     """
     kind = kind or family()
     # Up to 0.5.16 the wrapper chooses the class by the name of the folder.
@@ -74,8 +71,6 @@ def write(folder: Path, name: str = "train.yaml", encoder: str = "", **changes: 
     """The yaml of the recipe, and the speech that it names; returns its path.
 
     Args:
-        folder: where everything goes.
-        name: the yaml's file name.
         encoder: what stands behind ``wav2vec2:``, see :func:`pretrained`; none means that, with its defaults.
         changes: top-level values by name, as in yaml; new ones are added at the top.
     """

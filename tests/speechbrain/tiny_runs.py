@@ -36,11 +36,7 @@ def run(folder: Path, name: str, options: Sequence[str] = (), **changes: Any) ->
 
 
 def sides(plans: Callable[[Path, bool], List[launch.Scenario]]) -> Tuple[Any, Any]:
-    """The fixtures ``unpatched`` and ``patched`` of a module of tests: its scenarios without ddpfix, and with it.
-
-    Args:
-        plans: makes the scenarios (their folder, whether ddpfix is on).
-    """
+    """The fixtures ``unpatched`` and ``patched`` of a module of tests: its scenarios without ddpfix, and with it."""
 
     def side(name: str, ddpfix: bool) -> Any:
         @pytest.fixture(scope="module", name=name)
@@ -66,13 +62,7 @@ def weights() -> List[torch.Tensor]:
 
 
 def by_hand(steps: Sequence[Sequence[Micro]], lr: Any = 0.1, clip: float = 5.0) -> List[torch.Tensor]:
-    """The weights after SGD steps, each on the mean over ranks and micro-batches of one input's squared output.
-
-    Args:
-        steps: for each step its micro-batches.
-        lr: the learning rate, or a list with that of each step.
-        clip: largest norm of the gradients of a step.
-    """
+    """The weights after SGD steps, each on the mean over ranks and micro-batches of one input's squared output."""
     now = weights()
     for micros, rate in zip(steps, lr if isinstance(lr, list) else [lr] * len(steps)):
         grads = [sum(parts) / len(micros) for parts in zip(*(_mean(now, micro) for micro in micros))]

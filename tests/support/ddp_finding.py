@@ -28,8 +28,6 @@ class Subject:
 
     Attributes:
         build: makes it; equal models each time.
-        batches: what it is called with, one entry a step.
-        loss: ``loss(output, batch)``.
         flagged: whether it trains with the flag; an output outside of the loss, and reentrant checkpointing do not.
     """
 

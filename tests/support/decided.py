@@ -6,12 +6,7 @@ from typing import Any, Callable, List
 
 
 def decided(taken: List[bool], patch: Callable[[Any, str, Any], Any] = setattr) -> List[bool]:
-    """Add each decision from here on to a list, in order: whether a layer, or a branch of one, is skipped.
-
-    Args:
-        taken: the list.
-        patch: sets an attribute (``monkeypatch.setattr`` takes it back).
-    """
+    """Add each decision from here on to a list, in order: whether a layer, or a branch of one, is skipped."""
     from ddpfix.layerdrop.call import Call
 
     decide = Call.decide

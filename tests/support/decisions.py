@@ -29,12 +29,7 @@ def variants(end: str) -> Iterator[str]:
 
 
 def snapshot(whole: Matrix, versions: Mapping[str, Sequence[str]]) -> Dict[str, Any]:
-    """One entry a patch.
-
-    Args:
-        whole: a matrix.
-        versions: the versions of each toolkit, for all of which there is a decision; see :func:`with_new`.
-    """
+    """One entry a patch."""
     known = with_new(whole, versions)
     return {name: _patch(whole, whole.patches[name], known) for name in sorted(whole.patches)}
 

@@ -44,13 +44,7 @@ _HOSTS = "127.0.0.1 localhost\n" + "".join(f"{at} {name}\n" for at, name in zip(
 
 @dataclass
 class Host:
-    """One of the two.
-
-    Attributes:
-        name: what ``hostname`` says there.
-        address: of its end of the cable.
-        process: one that lives in its namespaces.
-    """
+    """One of the two."""
 
     name: str
     address: str
@@ -60,7 +54,6 @@ class Host:
         """The words of a command that runs ``words`` on this host.
 
         Args:
-            words: of the command.
             folder: where it runs: who enters another tree of mounts leaves the folder that he was in.
         """
         inside = ("nsenter", "-t", str(self.process), "-U", "--preserve-credentials", "-n", "-u", "-m")
@@ -70,9 +63,6 @@ class Host:
 @contextlib.contextmanager
 def two_hosts(folder: Path) -> Iterator[Tuple[Host, Host]]:
     """Both hosts, while the body runs.
-
-    Args:
-        folder: where their ``/etc/hosts`` is kept.
 
     Raises:
         OSError: the system permits no such namespaces.

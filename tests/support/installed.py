@@ -15,10 +15,6 @@ def needed(package: str, how: str) -> Any:
     ``pytest.importorskip`` skips as well where the package is there and something that it imports is not: a cell that
     is made for the package would pass without a test of it.
 
-    Args:
-        package: the name that is imported.
-        how: how to provide it, for the reason of the skip.
-
     Raises:
         ImportError: the package is installed and cannot be imported.
     """

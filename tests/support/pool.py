@@ -94,8 +94,6 @@ def train(script: Path, plans: Sequence[Dict[str, Any]], folder: Path, size: int
         script: what each rank runs; it ends in :func:`tests.support.serving.serve`.
         plans: one dict a scenario, with ``name`` and ``timeout`` (seconds).
         folder: where the ranks leave ``<name>.<rank>.json`` and ``.log``; what earlier runs left there is removed.
-        size: the world size.
-        environ: environment variables of the ranks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for plan in plans:

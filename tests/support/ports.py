@@ -12,11 +12,7 @@ _FIRST, _LAST = 15000, 32000
 
 
 def free_port() -> int:
-    """A port that nobody has, and that no client gets by chance.
-
-    Raises:
-        OSError: none was found.
-    """
+    """A port that nobody has, and that no client gets by chance."""
     # A generator of its own: that of the program is seeded.
     draws = random.SystemRandom()
     for _ in range(100):

@@ -11,14 +11,7 @@ from tests.support import ranks
 
 
 def run(folder: Path, environ: Mapping[str, str], *words: str, limit: float = 120) -> Tuple[int, str]:
-    """The exit code, and all that was printed.
-
-    Args:
-        folder: where it runs.
-        environ: of the command.
-        words: behind ``probe``.
-        limit: seconds.
-    """
+    """The exit code, and all that was printed."""
     return ranks.run([sys.executable, "-m", "ddpfix", "probe", *words], environ, folder, limit)
 
 

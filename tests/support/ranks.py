@@ -46,7 +46,6 @@ def elastic(size: int, before: Sequence[str] = ()) -> List[str]:
     """The words in front of a script that torch elastic is to start on ``size`` ranks.
 
     Args:
-        size: the world size.
         before: what stands in front of ``-m torch.distributed.run``; the interpreter by default.
     """
     # How often the agent looks at its ranks: five seconds in older releases.
@@ -59,9 +58,6 @@ def run(command: Sequence[str], environ: Mapping[str, str], folder: Path, limit:
     """Run a command that may start ranks, anew where gloo's threads have ended it; no process of it is left.
 
     Args:
-        command: the words.
-        environ: the environment.
-        folder: where it runs.
         limit: seconds; past it, ranks print their stacks if they listen (:mod:`tests.support.serving`), and all end.
 
     Returns:
@@ -113,14 +109,7 @@ def of_a_shell(size: int, more: Optional[Mapping[str, str]] = None) -> List[Dict
 def side_by_side(
     commands: Sequence[Sequence[str]], environs: Sequence[Mapping[str, str]], folder: Path = ROOT, limit: float = 150
 ) -> List[Ended]:
-    """Run commands at the same time, each to its own end; fails where one is not over at the limit.
-
-    Args:
-        commands: the words of each.
-        environs: the environment of each.
-        folder: where they run.
-        limit: seconds.
-    """
+    """Run commands at the same time, each to its own end; fails where one is not over at the limit."""
     pipes: Dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [
         subprocess.Popen(list(command), env=dict(environ), cwd=str(folder), **pipes)

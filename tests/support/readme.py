@@ -198,12 +198,7 @@ def upstream() -> str:
 
 
 def cog(*options: str, pages: Sequence[Path] = ()) -> int:
-    """Have cog make the generated parts of pages; returns its exit code, which with ``--check`` is not 0 for old ones.
-
-    Args:
-        options: of cog, as on its command line.
-        pages: the pages with generated parts; none means all.
-    """
+    """Have cog make the generated parts of pages; with ``--check`` its exit code is not 0 for old ones."""
     words = ["cog", "--verbosity=0", "-n", "utf-8", "-p", PROLOGUE, *options]
     code: int = Cog().main([*words, *map(str, pages or generated())])
     return code

@@ -14,11 +14,8 @@ class Result:
     """What one rank saw; a subclass has a field for each part of the record that it knows.
 
     Attributes:
-        log: what the rank printed.
         hung: whether it had to be killed; nothing was recorded then.
-        error: type and text of the error that ended it.
         kept: a file with tensors, if the rank left one.
-        notes: the rest of the record.
     """
 
     log: str

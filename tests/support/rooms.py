@@ -33,8 +33,6 @@ def imported(name: str, path: Path, nodes: Callable[[ast.AST], Iterable[ast.AST]
     """The modules that a file imports, at its top or inside of functions.
 
     Args:
-        name: of the module.
-        path: its file.
         nodes: gives the nodes that count; by default those that run. ``ast.walk``: types as well.
     """
     package = name.rpartition(".")[0]

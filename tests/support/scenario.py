@@ -9,18 +9,10 @@ from typing import Any, Dict
 
 @dataclass
 class Scenario:
-    """One run on ranks; a subclass says what is run, and has a ``timeout`` as well.
-
-    Attributes:
-        name: the key of its outcome.
-    """
+    """One run on ranks; a subclass says what is run, and has a ``timeout`` as well."""
 
     name: str
 
     def plan(self, folder: Path) -> Dict[str, Any]:
-        """The request to the ranks, as far as JSON can hold it.
-
-        Args:
-            folder: where the ranks leave their records.
-        """
+        """The request to the ranks, as far as JSON can hold it."""
         return asdict(self)

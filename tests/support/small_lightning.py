@@ -25,13 +25,7 @@ class Module(lightning.LightningModule):
 
 
 def fit(inner: nn.Module, shape: Tuple[int, int], **of_ddp: Any) -> None:
-    """Train three steps.
-
-    Args:
-        inner: the module.
-        shape: of the data, rows by columns.
-        **of_ddp: arguments for DDP.
-    """
+    """Train three steps."""
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     strategy = DDPStrategy(process_group_backend="gloo", **of_ddp)
     trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=3, **quiet)  # type: ignore

@@ -84,12 +84,7 @@ def _version(result: Result, toolkit: str, distribution: str) -> Optional[str]:
 
 
 def block(results: Sequence[Result], whole: Matrix) -> str:
-    """The part of the matrix: of each toolkit its versions, and of each patch the ones on which it was not tested.
-
-    Args:
-        results: see :func:`read`.
-        whole: the matrix, whose own part is not looked at.
-    """
+    """The part of the matrix: of each toolkit its versions, and of each patch the ones on which it was not tested."""
     lines = [HEADING]
     for toolkit, passed in sorted(by_version(results, whole).items()):
         cured = _cured(whole, toolkit, sorted(passed))

@@ -78,15 +78,8 @@ def write(
     """Write a trace; returns its folder.
 
     Args:
-        folder: is made.
-        ranks: how many.
-        steps: optimizer steps of each.
-        layers: that may be skipped.
         parameters: of the model; each layer has the same number of them.
         own_layers: whether each rank skips layers of its own choice.
-        change: may change a row before it is written.
-        lines: what a rank's file has after its steps.
-        **more: of the first line.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model = {

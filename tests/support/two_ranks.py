@@ -11,13 +11,7 @@ from tests.support import ranks
 
 
 def found(script: Path, folder: Path, limit: float = 300) -> Dict[str, Any]:
-    """What the script leaves (:func:`leave`); both ranks have to leave the same.
-
-    Args:
-        script: a Python file.
-        folder: where the ranks leave it.
-        limit: seconds.
-    """
+    """What the script leaves (:func:`leave`); both ranks have to leave the same."""
     command = [*ranks.elastic(2), str(script), str(folder)]
     code, text = ranks.run(command, ranks.with_release(), folder, limit)
     assert code == 0, text[-6000:]

@@ -79,12 +79,7 @@ def open_gate() -> None:
 
 
 def check(toolkit: str, least: int = 4) -> None:
-    """Activate and deactivate: all of the toolkit's and torch's modules have the objects that they had before.
-
-    Args:
-        toolkit: its name in the matrix, which is that of its package.
-        least: how many of its patches have to be applied.
-    """
+    """Activate and deactivate: all of the toolkit's and torch's modules have the objects that they had before."""
     modules = targets(toolkit)
     missing = imported(modules)
     assert len(missing) < len(modules) / 4, missing

@@ -16,11 +16,8 @@ def scenario(
     """One scenario.
 
     Args:
-        name: the key of its outcome.
         function: a function of :mod:`tests.wenet.scenarios`.
         settings: arguments of ``ddpfix.activate``; None is unpatched.
-        timeout: seconds after which a hanging run is ended.
-        plan: arguments of the function.
     """
     return {"name": name, "function": function, "settings": settings, "timeout": timeout, **plan}
 

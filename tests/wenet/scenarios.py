@@ -38,9 +38,8 @@ def group() -> Iterator[None]:
 def depth(plan: Dict[str, Any], record: Record) -> None:
     """Train a net with stochastic depth for some steps; note what ran, and the weights after each step.
 
-    Plan: ``encoder``, ``rate``, ``branch``, ``steps``; ``same_length``: all ranks have batches of
-    one length; ``moved``: rank 1's generator is used once more, as for a batch that it skipped; ``decisions``: what
-    plain torch is to draw, instead of its numbers.
+    Plan: ``encoder``, ``rate``, ``branch``, ``steps``; ``moved``: rank 1's generator is used once more, as for a batch
+    that it skipped; ``decisions``: what plain torch is to draw, instead of its numbers.
     """
     record.update(ran=[], weights=[])
     made = _spied() if plan.get("spied") else None
@@ -53,7 +52,7 @@ def depth(plan: Dict[str, Any], record: Record) -> None:
             if plan.get("moved") and RANK == 1 and step == 1:
                 torch.rand(3)
             net.ran = []
-            loss = model(*tiny_model.features(0 if plan.get("same_length") else RANK, step))
+            loss = model(*tiny_model.features(RANK, step))
             record["ran"].append(list(net.ran))
             loss.backward()
             optimizer.step()

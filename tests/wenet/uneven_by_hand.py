@@ -28,9 +28,6 @@ def by_hand(
     Args:
         numbers: the batches of each rank in an epoch; one that has no more contributes a gradient of zero.
         era: up to 2, the first micro-batch of a window is the one after which the optimizer steps; then the last one.
-        stop: whether all ranks stop at the shortest.
-        accum: micro-batches an optimizer step.
-        rounds: epochs.
     """
     model = uneven_tiny_model.Tiny().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)

@@ -18,17 +18,12 @@ class Scenario(scenario.Scenario):
 
     Attributes:
         counts: batches of each rank in an epoch; as many ranks as there are numbers.
-        cv: validation batches of each rank.
-        settings: arguments of ``ddpfix.activate``; None is unpatched.
-        accum: micro-batches an optimizer step.
         save_interval: steps from one validation to the next (step mode, from 3.0.0 on); 0 is epoch mode.
         empty: numbers of batches that have no utterance (rank 1's begin at 100).
         fail: what goes wrong: {"rank", "at": number of the batch, "where": loader, worker, slow (a loader)}.
         workers: processes of the data loader, whose iterator is then a collective (it has an IterDataPipe) and which
             serves all epochs.
-        engine: torch_ddp or torch_fsdp.
         alive: seconds for which a rank's process goes on after an error, as one does that has something to clean up.
-        timeout: seconds after which a hanging run is ended.
     """
 
     counts: Sequence[int] = (3, 5)
