@@ -37,9 +37,6 @@ def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
     assert not [name for name in found if "compiling" in name or name.endswith(".yaml")]
     assert {name.partition("/")[0] for name in found} == {"ddpfix", "ddpfix.pth", f"ddpfix-{__version__}.dist-info"}
     assert not [name for name in found if "__pycache__" in name or name.endswith(".pyc")]
-
-
-def test_the_wheel_holds_the_files_of_the_tree(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for name, source in (("ddpfix.pth", "ddpfix/ddpfix.pth"), ("ddpfix/compat_matrix.json",) * 2):
             assert archive.read(name) == (ROOT / source).read_bytes()
@@ -236,16 +233,6 @@ def without_ddpfix(packages: Path, folder: Path) -> Path:
     return folder
 
 
-def check(place: Place, folder: Path) -> None:
-    code = "import ddpfix, ddpfix.patches.torch as p; print(ddpfix.__file__, p.__file__)"
-    assert support.succeed([place.python, "-c", code], place.env()).split() == [
-        str(ROOT / "ddpfix" / "__init__.py"),
-        str(ROOT / "patches" / "torch" / "__init__.py"),
-    ]
-    assert (place.packages / "ddpfix.pth").read_bytes() == (ROOT / "ddpfix" / "ddpfix.pth").read_bytes()
-    use(place, folder)
-
-
 # README's test command begins with one.
 @pytest.mark.sampled(inside=False)
 @pytest.mark.parametrize("command", [support.with_uv, support.with_pip], ids=["uv", "pip"])
@@ -253,7 +240,13 @@ def test_an_editable_install_use_and_uninstall(command: Command, place: Place, t
     install = command(place, "install")
     before = place.files()
     support.succeed([*install, "--no-deps", "--no-build-isolation", "-e", ROOT], place.env())
-    check(place, tmp_path)
+    code = "import ddpfix, ddpfix.patches.torch as p; print(ddpfix.__file__, p.__file__)"
+    assert support.succeed([place.python, "-c", code], place.env()).split() == [
+        str(ROOT / "ddpfix" / "__init__.py"),
+        str(ROOT / "patches" / "torch" / "__init__.py"),
+    ]
+    assert (place.packages / "ddpfix.pth").read_bytes() == (ROOT / "ddpfix" / "ddpfix.pth").read_bytes()
+    use(place, tmp_path)
     support.succeed([*command(place, "uninstall"), "ddpfix"], place.env())
     assert nothing_left(place, before) == []
     after_uninstall(place)

@@ -17,7 +17,7 @@ from packaging.version import Version
 from ddpfix import _env
 from ddpfix.matrix import detect, loader
 from ddpfix.matrix.model import Matrix
-from tests.releases import backtest, hashes, newest
+from tests.releases import backtest, hashes
 from tests.releases.code import ReleaseError, Tree, of_folder
 from tests.releases.registry import Registry
 from tests.support import compiled
@@ -57,7 +57,7 @@ def _newest(whole: Matrix, registry: Registry, options: argparse.Namespace) -> i
             sys.stdout.write(f"{package} is on no registry: {package}==VERSION --trees FOLDER\n")
         read = reader(whole, package, registry, options.trees)
         for release in asked:
-            changed += newest.show(whole, package, (versions(whole, package)[-1], release), read)
+            changed += backtest.show(whole, package, (versions(whole, package)[-1], release), read)
     return int(changed > 0)
 
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 import threading
 from typing import Any, Callable, List
 
+import pytest
+import torch
+from ddpfix.patches.torch.internals import probes, reducer
 from ddpfix.patches.torch.pipeline.backward import Backwards
 from ddpfix.patches.torch.unused import states
+from packaging.version import Version
+
+from ddpfix.matrix import loader
 
 
 class Model:
@@ -60,3 +66,39 @@ def test_a_reduction_that_goes_meanwhile_hides_no_other(monkeypatch: Any) -> Non
     assert not states.all_finalized()
     states.discard(second)  # type: ignore[arg-type]
     assert states.reductions() == [first]
+
+
+# Probes of torch's compiled reducer say what the release does for which a fix was written, or does not.
+
+
+# Only a release that is newer than all tested ones is asked; before 2.6 a process group is made in another way.
+newer = pytest.mark.skipif(Version(torch.__version__) < Version("2.6"), reason="a probe asks newer releases")
+
+
+@newer
+def test_each_probe_agrees_with_the_rows_of_its_fix() -> None:
+    here, whole = Version(torch.__version__), loader.load()
+    asked = [patch for patch in whole.patches.values() if patch.probe]
+    assert {patch.id for patch in asked} == {"torch.finalize"}
+    for patch in asked:
+        (row,) = [row for row in whole.rows_of(patch.id) if row.versions.holds(here)]
+        said = getattr(probes, patch.probe.partition(":")[2])()
+        assert said == (row.status == "cured"), patch.id
+
+
+@newer
+def test_a_reducer_that_keeps_waiting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reducer, "mark_ready", lambda *given: None)
+    assert not probes.marks_what_is_missing()
+
+
+@newer
+def test_a_probe_needs_no_default_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = torch.get_rng_state()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad():
+            assert probes.marks_what_is_missing()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(state, torch.get_rng_state()) and not torch.distributed.is_initialized()

@@ -103,9 +103,10 @@ def test_a_good_one_loads(tmp_path: Path) -> None:
     ]
 
 
-def test_the_expected_parameters_of_a_place_may_be_others(tmp_path: Path) -> None:
-    loaded = load(tmp_path, GOOD.replace("call: user_choice", "expects: []"))
+def test_a_place_may_expect_other_parameters_and_the_first_row_begin_with_the_first_version(tmp_path: Path) -> None:
+    loaded = load(tmp_path, GOOD.replace("call: user_choice", "expects: []").replace('from: "1.13"\n        to', "to"))
     assert [target.expects for target in loaded.rows[0].targets] == [(), ("self",)]
+    assert str(loaded.rows[0].versions) == "<2.0"
 
 
 def test_what_torch_has_is_shared_by_all(tmp_path: Path) -> None:
@@ -130,11 +131,6 @@ def test_what_torch_has_is_shared_by_all(tmp_path: Path) -> None:
 """
     (row,) = load(tmp_path, text.replace("  transformers: transformers\n", own)).rows_of("transformers.one")
     assert str(row.targets[0]) == "transformers.own:Own.forward"
-
-
-def test_the_first_row_may_begin_with_the_first_version(tmp_path: Path) -> None:
-    loaded = load(tmp_path, GOOD.replace('from: "1.13"\n        to', "to"))
-    assert str(loaded.rows[0].versions) == "<2.0"
 
 
 def test_code_is_needed_for_a_fix_only(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_settings_and_where_they_come_from(versions: Dict[str, Any], monkeypatch
     assert (actions["transformers.layerdrop"], actions["transformers.sharded"]) == ("apply", "off")
 
 
-def test_the_table(
+def test_the_table_says_in_words_what_each_fix_does(
     versions: Dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions["transformers"] = "5.22.1"
@@ -89,13 +89,7 @@ def test_the_table(
     assert re.search(r"accelerate - .*absent .*accelerate.intent ", output)
     assert "nothing is changed" in output and "funasr is not installed" in " ".join(output.replace("│", " ").split())
     assert "layerdrop = stock (from DDPFIX_LAYERDROP)" in output
-
-
-def test_the_short_plan_says_in_words_what_each_fix_does(
-    versions: Dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    versions["transformers"] = "5.22.1"
-    monkeypatch.setenv("DDPFIX_LAYERDROP", "stock")
+    # The short one.
     plan.show({})
     output = capsys.readouterr().out
     assert re.search(r"│ torch 2.13.0 .*sets find_unused_parameters=True for a model .*│ torch.flag ", output)
@@ -113,8 +107,15 @@ def test_every_fix_says_what_it_does_in_few_words() -> None:
         assert patch.does[:1].islower() and len(patch.does) <= 100 and patch.does[-1] != ".", patch
 
 
-def test_groups_say_why_a_release_is_skipped(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_skipped_patch_says_why_and_how_to_force_it(
+    versions: Dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     versions["transformers"] = "6.0.0"
+    plan.show({}, as_json=True)
+    plan_read = {entry["id"]: entry for entry in json.loads(capsys.readouterr().out)["patches"]}
+    entry = plan_read["transformers.intent"]
+    assert entry["action"] == "skip" and entry["targets"] == []
+    assert "nearest: 5.24.0" in entry["reason"] and "DDPFIX_TRANSFORMERS_INTENT=force" in entry["reason"]
     plan.show({})
     output = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert (
@@ -132,15 +133,6 @@ def test_the_plan_has_a_line_or_two_for_each_fix(versions: Dict[str, Any], capsy
     applied = [name for name, entry in entries().items() if entry["action"] == "apply"]
     assert len(output) < 1.3 * len(applied) + 15, len(output)
     assert len(applied) > 60 and all(any(f" {name} " in line for line in output) for name in applied)
-
-
-def test_a_skipped_patch_says_how_to_force_it(versions: Dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    versions["transformers"] = "6.0.0"
-    plan.show({}, as_json=True)
-    plan_read = {entry["id"]: entry for entry in json.loads(capsys.readouterr().out)["patches"]}
-    entry = plan_read["transformers.intent"]
-    assert entry["action"] == "skip" and entry["targets"] == []
-    assert "nearest: 5.24.0" in entry["reason"] and "DDPFIX_TRANSFORMERS_INTENT=force" in entry["reason"]
 
 
 def test_no_style_is_missing() -> None:
@@ -252,14 +244,11 @@ def test_the_summary_counts_what_was_not_tested_and_what_has_changed() -> None:
     )
 
 
-def test_the_report_as_json() -> None:
-    found = json.loads(report_of("applied", tested=True).json())
-    assert found["active"] is True
-    assert found["patches"][0]["id"] == "kit.p0" and found["patches"][0]["tested"] is True
-
-
-def test_one_patch_of_a_report() -> None:
+def test_a_report_as_json_and_one_patch_of_it() -> None:
     found = report_of("applied", "off", tested=True)
+    as_json = json.loads(found.json())
+    assert as_json["active"] is True
+    assert as_json["patches"][0]["id"] == "kit.p0" and as_json["patches"][0]["tested"] is True
     assert found.patch("kit.p1").state == "off"
     with pytest.raises(KeyError, match=r"kit.p7.*known are kit.p0, kit.p1"):
         found.patch("kit.p7")
