@@ -51,25 +51,10 @@ def speech(reentrant: Optional[bool] = None) -> Any:
     """A wav2vec 2.0 that skips half of its layers."""
     import transformers
 
-    config = transformers.Wav2Vec2Config(
-        hidden_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        intermediate_size=64,
-        conv_dim=(16, 16),
-        conv_stride=(4, 4),
-        conv_kernel=(4, 4),
-        num_feat_extract_layers=2,
-        num_conv_pos_embeddings=4,
-        num_conv_pos_embedding_groups=2,
-        layerdrop=0.5,
-        mask_time_prob=0.0,
-        hidden_dropout=0.0,
-        activation_dropout=0.0,
-        attention_dropout=0.0,
-        feat_proj_dropout=0.0,
-        attn_implementation="eager",
-    )
+    from tests.support import zoo
+
+    config = zoo.tiny_model("wav2vec2").make_config()
+    config._attn_implementation = "eager"
     model = transformers.Wav2Vec2Model(config).train()
     if reentrant is not None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})

@@ -5,9 +5,13 @@ It is called ``npu``, as a vendor's package calls its own: what a name decides i
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import queue
+import shutil
+import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import types
@@ -17,16 +21,53 @@ from typing import Any, List, Optional, Set, Tuple
 
 import torch
 from torch import distributed
+from torch.utils.cpp_extension import include_paths, library_paths
 
 from ddpfix import log
 from ddpfix.ranks.groups import internals
-from tests.accelerator.built import NAME
 from tests.support import host_reads
 
+SOURCE = Path(__file__).with_name("accelerator.cpp")
+COMPILER = shutil.which("g++")
+NAME = "accelerator_extension"
+# Headers that are not public: of other releases it is not known whether they fit.
+RELEASES = ("2.13.",)
 KIND, BACKEND = "npu", "npuccl"
 # Bytes that the allocator of this device says to have given out at most, and to hold.
 PEAK, RESERVED = 12345, 23456
 _GROUPS: List[Any] = []
+
+
+def missing() -> str:
+    """Why it cannot be compiled here; "" if it can."""
+    if COMPILER is None:
+        return "there is no g++ to build the stand-in accelerator with"
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not headers.exists():
+        return f"there is no {headers} to build the stand-in accelerator with"
+    fits = torch.__version__.startswith(RELEASES)
+    return "" if fits else f"the stand-in accelerator is written for torch {RELEASES[0]}x"
+
+
+def built(folder: Path) -> Path:
+    """The library; compiled (half a minute) where the folder has none of this source and this torch.
+
+    Args:
+        folder: where it stays for the next run.
+    """
+    key = hashlib.sha1(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:12]
+    made = folder / f"{NAME}.{key}.so"
+    if made.exists():
+        return made
+    parts = [*(f"-I{path}" for path in [*include_paths(), sysconfig.get_paths()["include"]])]
+    parts += [f"-L{path}" for path in library_paths()]
+    parts += ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", f"-DTORCH_EXTENSION_NAME={NAME}", "-std=c++20"]
+    part = made.with_suffix(".part")
+    command = [str(COMPILER), "-O0", "-w", "-shared", "-fPIC", str(SOURCE), "-o", str(part), *parts]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    part.rename(made)
+    return made
 
 
 class Rank:

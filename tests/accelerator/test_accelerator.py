@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple
 
 import pytest
 
 from ddpfix.trace import reader
-from tests.accelerator import built, stand_in
+from tests.accelerator import stand_in
 from tests.accelerator.models import MODELS
-from tests.accelerator.rank import STEPS, USUAL
+from tests.accelerator.rank import HOW, STEPS, USUAL
 from tests.support import ranks
+from tests.support.results import lines
 
 pytestmark = [
     pytest.mark.sampled(inside=False),
-    pytest.mark.skipif(bool(built.missing()), reason=built.missing()),
+    pytest.mark.skipif(bool(stand_in.missing()), reason=stand_in.missing()),
 ]
 RANK = Path(__file__).with_name("rank.py")
+# Seconds after which a hang is said, and for which a rank sleeps.
+LIMIT, LATE = 6, 20
 
 
 class Run(NamedTuple):
@@ -31,33 +35,32 @@ class Run(NamedTuple):
 @pytest.fixture(scope="module")
 def library(request: pytest.FixtureRequest) -> Path:
     assert request.config.cache is not None
-    return built.built(request.config.cache.mkdir("accelerator"))
+    return stand_in.built(request.config.cache.mkdir("accelerator"))
 
 
-def run(folder: Path, library: str, kinds: str, *more: str, **settings: str) -> Run:
+def run(folder: Path, library: str, kinds: str, **settings: str) -> Run:
     environ = ranks.environment({"DDPFIX": "1", "DDPFIX_LOG": "debug", **settings})
-    command = [*ranks.elastic(2), str(RANK), str(folder), library, kinds, *more]
+    command = [*ranks.elastic(2), str(RANK), str(folder), library, kinds]
     code, text = ranks.run(command, environ, folder, 300)
     assert code == 0, text[-6000:]
-    return Run([json.loads((folder / f"found.{rank}.json").read_text()) for rank in range(2)], text)
+    return Run([json.loads(file.read_text()) for file in sorted(folder.glob("found.*.json"))], text)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Dict[str, Run]:
     kinds = ";".join(MODELS)
 
-    def trained(name: str, library: str, *more: str, **settings: str) -> Run:
-        return run(tmp_path_factory.mktemp(name), library, kinds, *more, **settings)
+    def trained(name: str, library: str, **settings: str) -> Run:
+        return run(tmp_path_factory.mktemp(name), library, kinds, **settings)
 
     return {
         "host": trained("host", ""),
-        "thread": trained("thread", "", "thread"),
         "auto": trained("auto", str(library)),
         "late": trained("late", str(library), DDPFIX_UNUSED="late"),
     }
 
 
-@pytest.mark.parametrize("where", ["host", "thread", "auto", "late"])
+@pytest.mark.parametrize("where", ["host", "auto", "late"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_ranks_have_the_same_model(runs: Dict[str, Run], where: str, kind: str) -> None:
     """Ascend has no float64 in its collectives, MPS none at all: there the constructor of these models raised."""
@@ -65,7 +68,7 @@ def test_ranks_have_the_same_model(runs: Dict[str, Run], where: str, kind: str) 
     assert one == other
 
 
-@pytest.mark.parametrize("where", ["thread", "auto", "late"])
+@pytest.mark.parametrize("where", ["auto", "late"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_it_is_the_model_of_the_host(runs: Dict[str, Run], where: str, kind: str) -> None:
     here, there = (runs[name].found[0][kind]["weights"] for name in (where, "host"))
@@ -118,3 +121,19 @@ def test_a_trace_has_the_numbers_of_the_device(tmp_path: Path, library: Path) ->
 
 
 _OF_EVENTS = ("Event.record", "Event.query", "Event.elapsed_time")
+
+
+@pytest.mark.patches("torch.hang")
+@pytest.mark.parametrize("how", HOW)
+def test_a_rank_that_waits_for_its_device_is_seen_and_the_one_that_sleeps_is_named(
+    tmp_path: Path, library: Path, how: str
+) -> None:
+    """Wherever it reads a value: in the script, in an installed toolkit, or in a gradient scaler."""
+    installed = tmp_path / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    installed.mkdir(parents=True)
+    (installed / "small_toolkit.py").write_text("def log(loss):\n    return loss.item()\n")
+    paths = f"{ranks.environment()['PYTHONPATH']}:{installed}"
+    found = run(tmp_path, str(library), how, DDPFIX_HANG=str(LIMIT), LATE=str(LATE), PYTHONPATH=paths)
+    [told] = [line for line in lines(found.text) if "ranks wait:" in line]
+    assert "rank 1 has been in _hang" in told, told
+    assert "time.sleep(float(os.environ" in told and "rank 0 waits for the GPU" in told, told

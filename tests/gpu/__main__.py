@@ -16,10 +16,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tests.gpu import launch, machine, report
 from tests.gpu.catalogue import everything
-from tests.gpu.cells import Cell, lacking
+from tests.gpu.cells import Cell, lacking, launches
 from tests.gpu.kept import Kept
 from tests.gpu.launch import Outcome
-from tests.gpu.order import launches
 from tests.gpu.sections import SECTIONS, torch_alone, verdict
 
 FAILED, NOT_RUN = 1, 3

@@ -100,9 +100,9 @@ def _programs(group: str, quick: bool) -> List[Cell]:
     modes = ("late",) if quick else ("auto", "late")
     found = []
     # In streams ranks run different branches: torch needs its flag.
-    for act, base, kinds, steps in (("loops", "plain", _LOOPS, 10), ("streams", "flag", _STREAMS, 12)):
+    for section, base, kinds, steps in (("loops", "plain", _LOOPS, 10), ("streams", "flag", _STREAMS, 12)):
         options = {"steps": 3 if quick else steps, "base": base}
-        found += _each(act, group, act, (base, *modes), kinds, options)
+        found += _each(section, group, "programs", (base, *modes), kinds, options)
     options = {"steps": 4 if quick else 20}
     return found + _each("trace", group, "traced", ["auto"], ["against numbers read by hand"], options)
 
@@ -112,9 +112,9 @@ def _graphs(group: str, quick: bool) -> List[Cell]:
     # torch alone comes first: where it fails by itself, the others say nothing.
     kinds = ("make_graphed_callables", "reduce-overhead")
     return [
-        *_each("graphs", group, "graphs", ("plain", "auto", "late"), kinds, options),
-        *_each("graphs", group, "graphs", ("plain", "auto, trace"), ["captures while a trace is written"], options),
-        *_each("graphs", group, "graphs", ("plain", "auto", "late"), ["whole step captured"], options),
+        *_each("graphs", group, "programs", ("plain", "auto", "late"), kinds, options),
+        *_each("graphs", group, "programs", ("plain", "auto, trace"), ["captures while a trace is written"], options),
+        *_each("graphs", group, "programs", ("plain", "auto", "late"), ["whole step captured"], options),
     ]
 
 

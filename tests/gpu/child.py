@@ -89,7 +89,7 @@ def built(kind: str, device: Any) -> Any:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from tests.gpu import alike
+    from tests.gpu import alike, modes
 
     def batch(number: int) -> Any:
         return torch.randn(4, alike.WIDTH, generator=torch.Generator().manual_seed(100 * RANK + number)).to(first)
@@ -98,13 +98,7 @@ def built(kind: str, device: Any) -> Any:
     if kind == BOTH:
         return DistributedDataParallel(alike.Apart(alike.stack(3).to(first), alike.stack(3).to(second))), batch
     first = device
-    return alike.wrapped(alike.stack(6), _mode()), batch
-
-
-def _mode() -> Any:
-    from tests.gpu.modes import MODES
-
-    return MODES["plain"]
+    return alike.wrapped(alike.stack(6), modes.MODES["plain"]), batch
 
 
 def of_group(options: Dict[str, Any], device: Any) -> Dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from tests.gpu import models, training, world
 from tests.gpu.modes import MODES, Mode, active
+from tests.sharded import wraps
 
 # Gradients that are next to nothing beside the others are measured by these.
 _FLOOR = 1e-3
@@ -23,14 +24,10 @@ _FLOOR = 1e-3
 
 def run(cell: Dict[str, Any]) -> Dict[str, Any]:
     """All there is to be compared with other ranks and with the yardsticks, step by step."""
-    training.exactly(True)
-    try:
-        # What is wrapped while ddpfix is off stays torch's.
-        yardstick = Side(cell, MODES["flag"], 0.0)
-        with active(cell["mode"]) as mode:
-            return Exact(cell, mode, yardstick).steps()
-    finally:
-        training.exactly(False)
+    # What is wrapped while ddpfix is off stays torch's.
+    yardstick = Side(cell, MODES["flag"], 0.0)
+    with active(cell["mode"]) as mode:
+        return Exact(cell, mode, yardstick).steps()
 
 
 class Side:
@@ -39,7 +36,7 @@ class Side:
     def __init__(self, cell: Dict[str, Any], mode: Mode, rate: float) -> None:
         self.name, self.options = cell["model"], cell["options"]
         self.inner = models.built(self.name, rate, world.device())
-        self.ran = models.Ran(self.inner)
+        self.ran = wraps.Ran(self.inner)
         self.model = training.wrapped(self.inner, mode, models.KINDS[self.name].cap)
         self.optimizer = _optimizer(self.options.get("optimizer", "adamw"), self.model)
         self.scaler = _scaler(self.options)
@@ -54,7 +51,7 @@ class Side:
         ran = []
         for index, number in enumerate(numbers):
             last = number == numbers[-1]
-            held = models.only(self.inner, forced[index]) if forced is not None else contextlib.nullcontext()
+            held = wraps.only(self.inner, forced[index]) if forced is not None else contextlib.nullcontext()
             with held, contextlib.nullcontext() if last else self.model.no_sync():
                 loss = forward(self.model, self.name, number, self.options) / len(numbers) * factor
                 # A checkpoint calls its layers again in the backward.
@@ -109,7 +106,7 @@ class Exact:
         """The mean over ranks of gradients without DDP, with the parameters of before the step."""
         self.alone.zero_grad(set_to_none=True)
         for index, number in enumerate(numbers):
-            with models.only(self.alone, ran[index]):
+            with wraps.only(self.alone, ran[index]):
                 # The scale is part of what is rounded, in half precision.
                 loss = forward(self.alone, self.name, number, self.options) / len(numbers)
                 (loss * scale).backward()
@@ -165,11 +162,6 @@ def _apart(found: List[Optional[torch.Tensor]], expected: List[torch.Tensor]) ->
 
 def _known(model: Any, ran: List[str]) -> bool:
     """Whether ddpfix names the layers that did not run; True where it has no say."""
-    import ddpfix
-
-    try:
-        said = {f"{skip.module}.{skip.layer}" for skip in ddpfix.skipped_layers(model)}
-    except LookupError:
-        return True
-    names = {name for name, _ in models.layers_of(model.module)}
-    return {name.replace("layers.", "") for name in names - set(ran)} == said
+    said = wraps.decided(model)
+    names = {name for name, _ in wraps.layers_of(model.module)}
+    return said is None or {name.replace("layers.", "") for name in names - set(ran)} == set(said)

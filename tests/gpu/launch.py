@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence
 
 from tests.gpu.cells import GROUPS, Cell
 from tests.support import ranks
@@ -71,11 +67,12 @@ def _once(cells: Sequence[Cell], cuda: bool, seconds: float) -> List[Outcome]:
         listed = [{**asdict(cell), "number": number} for number, cell in enumerate(cells)]
         plan = {"backend": backend, "cuda": cuda, "deadline": time.time() + seconds - _MARGIN, "cells": listed}
         (folder / "plan.json").write_text(json.dumps(plan))
-        printed, over = _start(folder, size, seconds)
+        command = [*ranks.elastic(size), "--local-addr", LOCAL, str(RANK), str(folder)]
+        code, printed = ranks.once(command, environment(), folder, seconds)
         outcomes = [_outcome(folder, number, cell, size) for number, cell in enumerate(cells)]
     begun = [each for each in outcomes if each is not None]
     if begun and begun[-1].error == _ENDED:
-        _overdue(begun[-1], over or _TIMEOUT in printed)
+        _overdue(begun[-1], code == ranks.OVERDUE or _TIMEOUT in printed)
     if not begun:
         begun = [Outcome(cells[0], error=f"the ranks did not start: {_last(printed)}")]
     if any(each.error for each in begun):
@@ -105,51 +102,6 @@ def _overdue(each: Outcome, late: bool) -> None:
         each.error = f"not done within {each.cell.limit:g} s"
     elif late:
         each.error, each.left_out = "", "no time was left to end it"
-
-
-def _start(folder: Path, size: int, seconds: float) -> Tuple[str, bool]:
-    """What torch elastic and the ranks print, and whether their time was over; nothing of theirs is left running."""
-    over = False
-    command = [*ranks.elastic(size), "--local-addr", LOCAL]
-    with (folder / "screen").open("w+", errors="replace") as screen:
-        child = subprocess.Popen(
-            [*command, str(RANK), str(folder)],
-            env=environment(),
-            stdout=screen,
-            stderr=subprocess.STDOUT,
-            cwd=str(folder),
-            start_new_session=True,
-        )
-        try:
-            child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            over = True
-            child.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(5)
-        finally:
-            _end(child, folder)
-        screen.seek(0)
-        return screen.read(), over
-
-
-def _end(child: Any, folder: Path) -> None:
-    """torch elastic gives its workers sessions of their own: they have left their numbers."""
-    if child.poll() is None:
-        child.kill()
-    child.wait()
-    for number in (int(file.suffix[1:]) for file in folder.glob("pid.*")):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if _ours(number, folder):
-                os.kill(number, signal.SIGKILL)
-
-
-def _ours(number: int, folder: Path) -> bool:
-    """Whether a process is still the rank that wrote its number, and not another one that has got it since."""
-    try:
-        return str(folder) in Path(f"/proc/{number}/cmdline").read_text()
-    except OSError:
-        return False
 
 
 def _last(printed: str) -> str:

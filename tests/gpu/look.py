@@ -18,7 +18,6 @@ _ROW = 1024
 
 def run(cell: Dict[str, Any]) -> Dict[str, Any]:
     """Peak memory and copies to the host of three steps, of which two are looked at, by mode."""
-    training.exactly(False)
     rows = cell["options"]["megabytes" if card.here() else "on_cpu"] * _MB // (2 * _ROW)
     plain, own = (_peak(mode, rows) for mode in ("plain", cell["mode"]))
     if plain["peak"] is None or own["peak"] is None:

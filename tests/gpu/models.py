@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from torch import nn
@@ -54,20 +53,11 @@ def _speech(config: Any) -> nn.Module:
 
 
 def _tiny_wav2vec2(rate: float) -> nn.Module:
-    import transformers
+    from tests.support import zoo
 
-    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
-    front = {"conv_dim": (16, 16), "conv_stride": (4, 4), "conv_kernel": (4, 4), "num_feat_extract_layers": 2}
-    places = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
-    config = transformers.Wav2Vec2Config(**sizes, **front, **places, **_silent(rate))
+    config = zoo.tiny_model("wav2vec2").make_config(rate)
     config._attn_implementation = "eager"
     return _speech(config)
-
-
-def _silent(rate: float) -> Dict[str, Any]:
-    """No randomness but LayerDrop, and no parameter for masking, which would always be unused."""
-    names = ("hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout", "mask_time_prob")
-    return {**dict.fromkeys(names, 0.0), "layerdrop": rate}
 
 
 def _tiny_bart(rate: float) -> nn.Module:
@@ -164,32 +154,6 @@ def loss(output: Any) -> torch.Tensor:
     return (state * weights).mean()
 
 
-def layers_of(model: nn.Module) -> List[Tuple[str, nn.Module]]:
-    """(name, module) of each layer that may be skipped."""
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if name.split(".")[-1].isdigit() and name.split(".")[-2:-1] == ["layers"]
-    ]
-
-
-class Ran:
-    """The names of the layers that ran, in order, since the last time it was asked."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._called: List[str] = []
-        for name, module in layers_of(model):
-            module.register_forward_pre_hook(self._hook(name))
-
-    def _hook(self, name: str) -> Callable[..., None]:
-        return lambda *_: self._called.append(name)
-
-    def take(self) -> List[str]:
-        found = list(self._called)
-        self._called.clear()
-        return found
-
-
 def recomputed(model: Any, kind: str) -> None:
     """Have activations of a model of transformers recomputed: each layer, or the whole encoder in one checkpoint."""
     if kind in ("reentrant", "non-reentrant"):
@@ -209,19 +173,3 @@ def recomputed(model: Any, kind: str) -> None:
             return transformers.modeling_outputs.BaseModelOutput(last_hidden_state=output)
 
         model.encoder.forward = forward
-
-
-@contextlib.contextmanager
-def only(model: nn.Module, ran: List[str]) -> Iterator[None]:
-    """The model has these layers and no others."""
-    names = {name.rpartition(".")[0] for name, _ in layers_of(model)}
-    holders: List[Tuple[str, Any]] = [(name, model.get_submodule(name.rpartition(".")[0])) for name in names]
-    whole = [(holder, holder.layers) for _, holder in holders]
-    try:
-        for name, holder in holders:
-            kept = [layer for index, layer in enumerate(holder.layers) if f"{name}.{index}" in ran]
-            holder.layers = nn.ModuleList(kept)
-        yield
-    finally:
-        for holder, layers in whole:
-            holder.layers = layers

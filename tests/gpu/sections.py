@@ -221,7 +221,7 @@ def torch_alone(outcomes: Sequence[Outcome]) -> List[Outcome]:
     return found
 
 
-# The most important ones first, as they are reported; launches are ordered by :mod:`tests.gpu.order`.
+# The most important ones first, as they are reported; launches are ordered by :mod:`tests.gpu.cells`.
 SECTIONS: Dict[str, Section] = {
     "syncs": Section(
         "Host-device synchronisations a step",

@@ -16,7 +16,6 @@ _MB = 2**20
 
 def run(cell: Dict[str, Any]) -> Dict[str, Any]:
     """By mode: milliseconds a step in each turn, peak memory, layers a step, and what a turn left behind."""
-    training.exactly(False)
     options = cell["options"]
     modes: List[str] = options["modes"]
     empty: Dict[str, Any] = {"peak": 0.0, "reserved": 0.0, "left": 0.0, "error": None, "counts": {}}

@@ -27,7 +27,6 @@ GLOO = "gloo:"
 
 
 def run(cell: Dict[str, Any]) -> Dict[str, Any]:
-    training.exactly(False)
     steps = cell["options"]["steps"]
     with active(cell["mode"]) as mode:
         return _looked_at(training.Run(cell["model"], cell["options"]["rate"], mode), steps)

@@ -13,9 +13,8 @@ torch = pytest.importorskip("torch")
 
 from tests.gpu import kept, launch, syncs  # noqa: E402
 from tests.gpu.catalogue import everything  # noqa: E402
-from tests.gpu.cells import GROUPS, Cell, lacking  # noqa: E402
+from tests.gpu.cells import GROUPS, Cell, lacking, launches  # noqa: E402
 from tests.gpu.launch import Outcome  # noqa: E402
-from tests.gpu.order import launches  # noqa: E402
 from tests.gpu.sections import verdict  # noqa: E402
 
 EXACT = Cell("exactness", "gloo2", "exact", "tiny wav2vec2", "late", "", {"steps": 2})

@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set
 
 import torch
 
-from tests.gpu import alike, card, training, world
+from tests.gpu import alike, card, world
 from tests.gpu.modes import active
 
 # A loss is copied as it is; a trace keeps six digits of times.
@@ -19,14 +19,10 @@ _ASKED = ("query", "elapsed_time", "record", "synchronize")
 
 
 def run(cell: Dict[str, Any]) -> Dict[str, Any]:
-    training.exactly(True)
-    try:
-        with tempfile.TemporaryDirectory(prefix="ddpfix-gpu-") as folder, _threads() as threads:
-            with active(cell["mode"], trace=folder) as mode:
-                seen = _trained(mode, cell["options"]["steps"])
-            return _compared(Path(folder), seen, threads)
-    finally:
-        training.exactly(False)
+    with tempfile.TemporaryDirectory(prefix="ddpfix-gpu-") as folder, _threads() as threads:
+        with active(cell["mode"], trace=folder) as mode:
+            seen = _trained(mode, cell["options"]["steps"])
+        return _compared(Path(folder), seen, threads)
 
 
 def _trained(mode: Any, steps: int) -> Dict[str, List[Any]]:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.gpu import models, world
 from tests.gpu.modes import Mode
+from tests.sharded import wraps
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -58,7 +59,7 @@ class Run:
 
     def __init__(self, name: str, rate: float, mode: Mode, batches: int = 4, precision: str = "") -> None:
         inner = models.built(name, rate, world.device())
-        self.ran = models.Ran(inner)
+        self.ran = wraps.Ran(inner)
         self.model = wrapped(inner, mode, models.KINDS[name].cap)
         self.optimizer = adamw(self.model)
         self.batches = [models.batch(name, number, world.rank(), world.device()) for number in range(batches)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import distributed, nn
@@ -14,8 +14,51 @@ def layers_of(model: nn.Module) -> List[Tuple[str, nn.Module]]:
     return [
         (name, module)
         for name, module in model.named_modules()
-        if name.split(".")[-1].isdigit() and name.split(".")[-2] == "layers" and "adapter" not in name
+        if name.split(".")[-1].isdigit() and name.split(".")[-2:-1] == ["layers"] and "adapter" not in name
     ]
+
+
+class Ran:
+    """The names of the layers that ran, in order, since the last time it was asked."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._called: List[str] = []
+        for name, module in layers_of(model):
+            module.register_forward_pre_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        return lambda *_: self._called.append(name)
+
+    def take(self) -> List[str]:
+        found = list(self._called)
+        self._called.clear()
+        return found
+
+
+@contextlib.contextmanager
+def only(model: nn.Module, ran: List[str]) -> Iterator[None]:
+    """The model has these layers and no others."""
+    lists = {name.rpartition(".")[0] for name, _ in layers_of(model)}
+    holders = [(name, model.get_submodule(name.rpartition(".")[0])) for name in lists]
+    before = [(holder, holder.layers) for _, holder in holders]
+    try:
+        for name, holder in holders:
+            kept = [layer for index, layer in enumerate(holder.layers) if f"{name}.{index}" in ran]
+            holder.layers = nn.ModuleList(kept)
+        yield
+    finally:
+        for holder, layers in before:
+            holder.layers = layers
+
+
+def decided(model: Any) -> Optional[List[str]]:
+    """What ddpfix says of the last step or forward; None where it has no say."""
+    try:
+        import ddpfix
+
+        return sorted(f"{skip.module}.{skip.layer}".lstrip(".") for skip in ddpfix.skipped_layers(model))
+    except LookupError:
+        return None
 
 
 def fsdp1(model: nn.Module, **others: Any) -> nn.Module:

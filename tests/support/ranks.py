@@ -64,13 +64,14 @@ def run(command: Sequence[str], environ: Mapping[str, str], folder: Path, limit:
         exit code (negative: the signal; :data:`OVERDUE` past the limit) and everything that was printed.
     """
     for _ in range(3):
-        code, text = _run(command, environ, folder, limit)
+        code, text = once(command, environ, folder, limit)
         if code in (0, OVERDUE) or ENDED_BY_GLOO not in text:
             break
     return code, text
 
 
-def _run(command: Sequence[str], environ: Mapping[str, str], folder: Path, limit: float) -> Tuple[int, str]:
+def once(command: Sequence[str], environ: Mapping[str, str], folder: Path, limit: float) -> Tuple[int, str]:
+    """Run it once, whatever ends it."""
     with tempfile.TemporaryFile("w+") as screen:
         child = subprocess.Popen(
             list(command), env=environ, stdout=screen, stderr=subprocess.STDOUT, cwd=str(folder), start_new_session=True
