@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from ddpfix.engine import activate as activate
     from ddpfix.engine import deactivate as deactivate
     from ddpfix.engine import report as report
+    from ddpfix.exchange.rendezvous import AgreementError as AgreementError
     from ddpfix.layerdrop.training import skipped_layers as skipped_layers
     from ddpfix.matrix.model import MatrixError as MatrixError
     from ddpfix.matrix.settings import SettingsError as SettingsError
     from ddpfix.probing.alone import probe as probe
-    from ddpfix.ranks.agreement.rendezvous import AgreementError as AgreementError
 
 _MODULES = {
     "activate": "engine",

@@ -7,10 +7,9 @@ from datetime import timedelta
 from typing import Any, List, Optional, Sequence
 
 from ddpfix import log
-from ddpfix.ranks.failures import first_failure
-from ddpfix.ranks.groups import internals
-from ddpfix.ranks.store import roll_call
-from ddpfix.ranks.store.keys import count, default_store
+from ddpfix.exchange import first_failure, roll_call
+from ddpfix.exchange.keys import count, default_store
+from ddpfix.groups import internals
 from ddpfix.system import System
 
 # Seconds in which the hosts of the ranks connect by gloo, or do not, and what each rank adds: each connects with each.
@@ -123,7 +122,7 @@ def gathered(numbers: Sequence[int], device: Any = "cpu", group: Any = None) -> 
         device: where the group takes its tensors, if its backend is not gloo.
 
     Raises:
-        RuntimeError: a rank has ended; :class:`~ddpfix.ranks.failures.first_failure.PeerFailedError` if
+        RuntimeError: a rank has ended; :class:`~ddpfix.exchange.first_failure.PeerFailedError` if
         it left a cause.
     """
     from torch import distributed

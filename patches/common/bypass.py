@@ -20,13 +20,13 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from ddpfix import log
+from ddpfix.exchange import roll_call
+from ddpfix.exchange.keys import default_store
+from ddpfix.groups.internals import name_of
 from ddpfix.models import internals
 from ddpfix.models.graph import tensors_in
 from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import Site
-from ddpfix.ranks.groups.internals import name_of
-from ddpfix.ranks.store import roll_call
-from ddpfix.ranks.store.keys import default_store
 
 # Seconds for which a rank waits at the first call from a place.
 _LIMIT = 30.0

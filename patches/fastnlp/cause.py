@@ -20,10 +20,11 @@ from typing import Any, Callable, List, Optional
 
 from ddpfix import log
 from ddpfix.background import answer
+from ddpfix.exchange import first_failure
+from ddpfix.monitor import error_file, last_words
 from ddpfix.patching import temporary
 from ddpfix.patching.checks import needs_names
 from ddpfix.patching.site import Site
-from ddpfix.ranks.failures import error_file, first_failure, last_words
 from ddpfix.system import System, Wait
 
 # Seconds: for the first rank to say what it has to say, and for an answer of the store, which may have gone.

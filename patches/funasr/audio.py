@@ -15,9 +15,9 @@ import traceback
 from typing import Any, Dict, Iterator, Optional, Tuple
 
 from ddpfix import log
+from ddpfix.monitor.last_words import explained
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
-from ddpfix.ranks.failures.last_words import explained
 
 _READER = "load_audio_text_image_video"
 # The shape of the noise that SenseVoice's collators make.

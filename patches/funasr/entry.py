@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ddpfix import log
+from ddpfix.monitor import sys_exit
 from ddpfix.patching import temporary, tracebacks
 from ddpfix.patching.site import Registry, Site
-from ddpfix.ranks.failures import sys_exit
 
 from . import audio
 

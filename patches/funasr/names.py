@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
 
 from ddpfix.matrix.settings import near
-from ddpfix.ranks.failures.last_words import explained
+from ddpfix.monitor.last_words import explained
 
 from .entry import leaves
 

@@ -19,9 +19,9 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import log
+from ddpfix.exchange import roll_call
+from ddpfix.groups.internals import name_of
 from ddpfix.patching.site import Site
-from ddpfix.ranks.groups.internals import name_of
-from ddpfix.ranks.store import roll_call
 from ddpfix.user_code import module_of
 
 from . import brains

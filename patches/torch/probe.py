@@ -23,13 +23,13 @@ from typing import Any, Dict, List, Optional
 import torch
 
 from ddpfix import log
+from ddpfix.monitor import last_words, main_thread
 from ddpfix.patching.site import Site
 from ddpfix.probing import text
 from ddpfix.probing.advice import FLAG
 from ddpfix.probing.program import Program
 from ddpfix.probing.result import Result
 from ddpfix.probing.subject import Subject
-from ddpfix.ranks.failures import last_words, main_thread
 
 from ..common import bypass
 from .diagnosis import toolkit_lines

@@ -19,10 +19,10 @@ from types import ModuleType
 from typing import Any, Callable, ContextManager, Optional
 
 from ddpfix import log
+from ddpfix.groups import timeouts
 from ddpfix.models.identity import ByIdentity
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
-from ddpfix.ranks.groups import timeouts
 
 # Seconds: what torch gives a group of which nothing is said; NCCL gets less since 2.2.
 _LONGEST_DEFAULT = 1800

@@ -12,8 +12,9 @@ import torch
 from torch import distributed
 
 from ddpfix import log
+from ddpfix.exchange import first_failure
+from ddpfix.monitor import error_file
 from ddpfix.patching import temporary
-from ddpfix.ranks.failures import first_failure
 from ddpfix.system import System
 from ddpfix.uneven import async_sum
 from ddpfix.uneven.loader import NOTHING, AgreedEpoch
@@ -59,7 +60,7 @@ class Epoch(AgreedEpoch):
             return self._fetch()
         except Exception as error:
             self.error = error
-            first_failure.announce(error)
+            error_file.announce(error)
             return NOTHING
 
     def _fetch(self) -> Any:

@@ -27,9 +27,9 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix import log
+from ddpfix.groups.internals import backend_of, limit_of
 from ddpfix.patching import temporary
 from ddpfix.patching.site import PatchError, Site
-from ddpfix.ranks.groups.internals import backend_of, limit_of
 from ddpfix.uneven import async_sum
 from ddpfix.uneven.loader import EvenLoader, Held, policy
 

@@ -24,7 +24,7 @@ from torch import distributed
 from torch.utils.cpp_extension import include_paths, library_paths
 
 from ddpfix import log
-from ddpfix.ranks.groups import internals
+from ddpfix.groups import internals
 from tests.support import host_reads
 
 SOURCE = Path(__file__).with_name("accelerator.cpp")

@@ -107,7 +107,7 @@ def of_group(options: Dict[str, Any], device: Any) -> Dict[str, Any]:
         return {"limit": None, "expected": None, "counts": {}, "ended": None}
     from torch.distributed import distributed_c10d as c10d
 
-    from ddpfix.ranks.groups import internals, timeouts
+    from ddpfix.groups import internals, timeouts
 
     backend = c10d._get_default_group()._get_backend(device)
     expected = backend.options._timeout.total_seconds()

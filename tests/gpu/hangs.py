@@ -67,7 +67,7 @@ class Watch:
     """Asks a tracker of ddpfix four times a second where the main thread is."""
 
     def __init__(self) -> None:
-        from ddpfix.ranks.hang.position import Tracker
+        from ddpfix.monitor.position import Tracker
 
         self._looks: List[Look] = []
         self._over = threading.Event()

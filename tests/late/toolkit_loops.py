@@ -86,7 +86,7 @@ def accumulate(record: Record, nested: bool = False, steps: int = 1) -> None:
             step(batch)
         accelerator.wait_for_everyone()
         record["steps"].append(sums(model))
-    lowest: Any = sys.modules.get("ddpfix.ranks.store.lowest_rank")
+    lowest: Any = sys.modules.get("ddpfix.exchange.lowest_rank")
     if lowest is not None:
         lowest.flush()
 

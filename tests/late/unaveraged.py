@@ -62,7 +62,7 @@ def trained(
 
 def flush() -> None:
     """What the end of a program does, which a rank of these tests does not come to: log what waits for a lower rank."""
-    lowest: Any = sys.modules.get("ddpfix.ranks.store.lowest_rank")
+    lowest: Any = sys.modules.get("ddpfix.exchange.lowest_rank")
     if lowest is not None:
         lowest.flush()
     # The first rank keeps the store here, and no launcher has it when that one ends.

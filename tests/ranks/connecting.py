@@ -14,7 +14,7 @@ from datetime import timedelta
 from torch import distributed
 
 import ddpfix.auto  # noqa: F401
-from ddpfix.ranks.groups import internals
+from ddpfix.groups import internals
 from ddpfix.uneven import async_sum
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpfix.ranks.agreement import rendezvous
+from ddpfix.exchange import rendezvous
 
 MODELS = 3
 

@@ -10,9 +10,9 @@ from typing import Any, List
 import pytest
 from torch import distributed
 
-from ddpfix.ranks.store import comparison
-from ddpfix.ranks.store import keys as store
-from ddpfix.ranks.store.comparison import Finding
+from ddpfix.exchange import comparison
+from ddpfix.exchange import keys as store
+from ddpfix.exchange.comparison import Finding
 
 LIMIT = 0.3
 

@@ -11,7 +11,7 @@ from typing import Any, Iterator, Tuple
 import pytest
 from torch import distributed
 
-from ddpfix.ranks.store.connection import Connection, StoreLostError
+from ddpfix.exchange.connection import Connection, StoreLostError
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.patches("torch.failures", "torch.hang")
@@ -82,7 +82,7 @@ def test_nobody_waits_for_one_that_ends_meanwhile(served: Tuple[Any, Any], monke
             server.wait()
             return store.clone()
 
-    monkeypatch.setattr("ddpfix.ranks.store.connection.keys", lambda store, name: store)
+    monkeypatch.setattr("ddpfix.exchange.connection.keys", lambda store, name: store)
     late, begun = Late(), time.monotonic()
     connection = Connection(late, "tests")
     assert time.monotonic() - begun < LIMIT / 2

@@ -10,11 +10,11 @@ import time
 import pytest
 from torch import distributed
 
-from ddpfix.ranks.agreement import rendezvous
-from ddpfix.ranks.failures.bulletin import Bulletin
-from ddpfix.ranks.failures.sentinel import Sentinel
-from ddpfix.ranks.groups import internals
-from ddpfix.ranks.store.connection import Connection
+from ddpfix.exchange import rendezvous
+from ddpfix.exchange.bulletin import Bulletin
+from ddpfix.exchange.connection import Connection
+from ddpfix.groups import internals
+from ddpfix.monitor.sentinel import Sentinel
 from tests.support.ranks import environment, of_a_shell, side_by_side
 
 pytestmark = pytest.mark.patches("torch.agreement")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpfix.ranks.failures import error_file
+from ddpfix.monitor import error_file
 from tests.ranks import launch
 
 
@@ -39,7 +39,7 @@ def test_without_elastic_nothing_is_written(tmp_path: Path, monkeypatch: pytest.
 
 FULL = """
 import os, resource
-from ddpfix.ranks.failures import error_file
+from ddpfix.monitor import error_file
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 try:

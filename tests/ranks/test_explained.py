@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpfix.ranks.failures import last_words
+from ddpfix.monitor import last_words
 from tests.support import ranks
 
 # `b` is used from the second step on: torch warns of the flag in the first one, or fails in the second.

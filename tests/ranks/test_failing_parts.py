@@ -18,10 +18,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from ddpfix import user_code
-from ddpfix.ranks.failures import bulletin, last_words, sys_exit
-from ddpfix.ranks.failures.bulletin import Bulletin, End, Life
-from ddpfix.ranks.store import connection
-from ddpfix.ranks.store.connection import Connection
+from ddpfix.exchange import bulletin, connection
+from ddpfix.exchange.bulletin import Bulletin, End, Life
+from ddpfix.exchange.connection import Connection
+from ddpfix.monitor import last_words, processes, sys_exit
 from tests.ranks import failing
 
 
@@ -105,8 +105,8 @@ def test_exits_are_given_back() -> None:
 
 ENDS = """
 import atexit, code, contextlib, sys, threading, unittest
-from ddpfix.ranks.failures import sys_exit
-from ddpfix.ranks.failures.main_thread import MainThread
+from ddpfix.monitor import sys_exit
+from ddpfix.monitor.main_thread import MainThread
 sys_exit.watch()
 main = MainThread()
 def report():
@@ -192,7 +192,7 @@ def test_a_program_that_has_come_to_its_end(line: str) -> None:
 
 WORKER = """
 import multiprocessing, sys, threading
-from ddpfix.ranks.failures import sys_exit
+from ddpfix.monitor import sys_exit
 
 def work(how):
     sys_exit.watch()
@@ -233,7 +233,7 @@ def test_what_ranks_leave_for_each_other(monkeypatch: pytest.MonkeyPatch) -> Non
     other.beat(7)
     life = one.life(1)
     assert life is not None and (life.pid, life.step, life.beat) == (os.getpid(), 7, 1)
-    assert not bulletin.is_gone(life)
+    assert not processes.is_gone(life)
     other.beat(8)
     assert one.life(1) != life
     assert other.claim("rank 1 failed") and not one.claim("rank 0 failed") and one.cause() == "rank 1 failed"
@@ -250,12 +250,12 @@ def test_a_process_that_is_gone() -> None:
     known = Life("host", bulletin.space(), child.pid, None, 1)
     end = time.monotonic() + 30
     # It is gone for others as soon as it has ended, also if nobody has asked for its code.
-    while not bulletin.is_gone(known) and time.monotonic() < end:
+    while not processes.is_gone(known) and time.monotonic() < end:
         time.sleep(0.05)
-    assert bulletin.is_gone(known)
+    assert processes.is_gone(known)
     child.wait()
-    assert bulletin.is_gone(known)
-    assert not bulletin.is_gone(known._replace(space="another machine"))
+    assert processes.is_gone(known)
+    assert not processes.is_gone(known._replace(space="another machine"))
 
 
 def test_a_socket_is_known_by_more_than_its_descriptor() -> None:

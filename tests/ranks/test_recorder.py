@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 from torch.torch_version import TorchVersion
 
-from ddpfix.ranks.groups import internals
+from ddpfix.groups import internals
 from tests.support import ranks
 
 KNOWS = TorchVersion(torch.__version__) >= "2.13"
@@ -30,7 +30,7 @@ def group(tmp_path: Path) -> Any:
 PROGRAM = """
 import sys, time, torch
 from torch import distributed
-from ddpfix.ranks.groups import internals
+from ddpfix.groups import internals
 distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
 found = [internals.ended()]
 def ended(number):

@@ -88,7 +88,7 @@ ONE = """
 import sys
 from datetime import timedelta
 from torch import distributed
-from ddpfix.ranks.agreement import rendezvous
+from ddpfix.exchange import rendezvous
 from ddpfix.uneven import async_sum
 
 where = "tcp://127.0.0.1:" + sys.argv[1]

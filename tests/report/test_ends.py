@@ -11,8 +11,8 @@ from typing import Any, Dict, List, Optional
 
 from ddpfix.cli.report import findings, page, summary
 from ddpfix.cli.report.words import BAD, GOOD, Finding
-from ddpfix.ranks.failures import sentinel
-from ddpfix.ranks.hang import monitor
+from ddpfix.monitor import hang as monitor
+from ddpfix.monitor import sentinel
 from tests.support import traces
 from tests.support.pages import Page
 

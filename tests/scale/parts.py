@@ -15,10 +15,10 @@ from unittest import mock
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.ranks.agreement import rendezvous
-from ddpfix.ranks.hang import loaders
-from ddpfix.ranks.hang import monitor as hang
-from ddpfix.ranks.store import keys as stores
+from ddpfix.exchange import keys as stores
+from ddpfix.exchange import rendezvous
+from ddpfix.monitor import hang as hang
+from ddpfix.monitor import loaders
 from ddpfix.system import System
 from tests.scale.counted import Count
 from tests.scale.world import World

@@ -7,8 +7,8 @@ from typing import List, Tuple
 
 import pytest
 
-from ddpfix.ranks.agreement.rendezvous import AgreementError
-from ddpfix.ranks.store.keys import absent, read
+from ddpfix.exchange.keys import absent, read
+from ddpfix.exchange.rendezvous import AgreementError
 from tests.scale import parts
 from tests.scale.world import World
 

@@ -18,7 +18,7 @@ from unittest import mock
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from ddpfix.ranks.groups import internals
+from ddpfix.groups import internals
 from tests.scale.counted import Count, Counted
 
 # A store of torch and its clients look up the names of their addresses when they connect, and where no name server

@@ -62,19 +62,11 @@ FLOORS: Tuple[Tuple[str, ...], ...] = (
     ("probe",),
 )
 INSIDE = "ddpfix.patches.torch."
-# The rooms of ddpfix/ranks in the same way.
-RANKS: Tuple[Tuple[str, ...], ...] = (("groups",), ("store",), ("failures",), ("agreement", "hang"))
 
 
 def inner(name: str) -> str:
     """The room of a module of patches/torch; "" for any other."""
     return name[len(INSIDE) :].split(".")[0] if name.startswith(INSIDE) and not name.endswith("__init__") else ""
-
-
-def of_ranks(name: str) -> str:
-    """The room of a module of ddpfix/ranks; "" for any other."""
-    parts = name.split(".")
-    return parts[2] if parts[:2] == ["ddpfix", "ranks"] and len(parts) > 3 and parts[3] != "__init__" else ""
 
 
 def floor(name: str) -> int:

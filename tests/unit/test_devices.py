@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ddpfix import devices
-from ddpfix.ranks.groups import timeouts
+from ddpfix.groups import timeouts
 from tests.support.rooms import FILES
 
 # Files that name CUDA, and why: they read what a person or a toolkit has written, or ask NVIDIA's own parts.

@@ -16,10 +16,11 @@ import torch
 from torch import distributed
 
 from ddpfix.matrix import loader
-from ddpfix.ranks.hang import loaders, monitor, places, processes
-from ddpfix.ranks.hang.monitor import PERIOD
-from ddpfix.ranks.hang.places import Spot
-from ddpfix.ranks.hang.position import Tracker
+from ddpfix.monitor import hang as monitor
+from ddpfix.monitor import loaders, places, processes
+from ddpfix.monitor.hang import PERIOD
+from ddpfix.monitor.places import Spot
+from ddpfix.monitor.position import Tracker
 from ddpfix.rules import facts
 
 TORCH = os.path.dirname(torch.__file__)

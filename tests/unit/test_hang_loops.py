@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import distributed
 
-from ddpfix.ranks.groups.called import BEGINS, KINDS, CallCounts
-from ddpfix.ranks.hang import loops
+from ddpfix.groups.called import BEGINS, KINDS, CallCounts
+from ddpfix.monitor import loops
 from ddpfix.rules import differences
 from ddpfix.rules.facts import Called, Standing
 

@@ -14,7 +14,7 @@ STARTS = ("threading.Thread", "Thread")
 HOOKS = ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook", "register_buffer")
 ALLOWED: Dict[str, Set[str]] = {
     # DDPFIX_HANG_EXIT, the one setting that ends a process.
-    "ddpfix/ranks/hang/monitor.py": {"os._exit"},
+    "ddpfix/monitor/hang.py": {"os._exit"},
     # Commands: their own processes, and those that they have started.
     "ddpfix/__main__.py": {"sys.exit"},
     "ddpfix/cli/demo/ranks.py": {"os.kill"},

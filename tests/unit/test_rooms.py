@@ -6,7 +6,7 @@ import ast
 import sys
 from typing import Dict, List, Set
 
-from tests.support.rooms import FILES, IMPORTS, RANKS, floor, imported, inner, of_ranks, ours, private_names, room
+from tests.support.rooms import FILES, IMPORTS, floor, imported, inner, ours, private_names, room
 
 # The rooms of the engine, and which others each may import. What stands alone in ddpfix/ is a room of its own.
 MAY_KNOW: Dict[str, Set[str]] = {
@@ -23,19 +23,21 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "patching": {"log", "modules", "state", "user_code"},
     "models": {"log", "patching"},
     "rules": set(),
-    "ranks": {"background", "devices", "log", "patching", "rules", "system", "user_code"},
-    "uneven": {"log", "patching", "ranks", "system"},
-    "layerdrop": {"log", "models", "patching", "ranks", "user_code"},
-    "probing": {"devices", "layerdrop", "log", "models", "ranks", "rules", "user_code"},
+    "groups": {"devices", "rules", "user_code"},
+    "exchange": {"background", "groups", "log", "rules", "system"},
+    "monitor": {"background", "devices", "exchange", "groups", "log", "patching", "rules", "system", "user_code"},
+    "uneven": {"exchange", "groups", "log", "patching", "system"},
+    "layerdrop": {"exchange", "groups", "log", "models", "patching", "user_code"},
+    "probing": {"devices", "layerdrop", "log", "models", "rules", "user_code"},
     "waiting": {"matrix"},
     "engine": {"_env", "import_hook", "log", "matrix", "modules", "patching", "state", "waiting"},
     "_boot": {"_env", "import_hook", "engine"},
     "auto": {"_env", "engine"},
     "trace": {"background", "log"},
-    "cli": {"_env", "matrix", "probing", "ranks", "state", "trace"},
+    "cli": {"_env", "matrix", "monitor", "probing", "state", "trace"},
     "__main__": {"cli"},
     # The public names of the package; nothing is imported before one of them is used.
-    "__init__": {"engine", "layerdrop", "matrix", "models", "probing", "ranks"},
+    "__init__": {"engine", "exchange", "layerdrop", "matrix", "models", "probing"},
     "patches": set(),
 }
 # What a patch may use of the engine's rooms.
@@ -46,7 +48,9 @@ FOR_PATCHES = {
     "models",
     "modules",
     "patching",
-    "ranks",
+    "groups",
+    "exchange",
+    "monitor",
     "layerdrop",
     "probing",
     "rules",
@@ -88,13 +92,15 @@ def test_the_engine_imports_no_toolkit() -> None:
         assert not {other.split(".")[0] for other in IMPORTS[name]} & set(TOOLKITS), name
 
 
-def test_a_room_of_ranks_imports_only_rooms_below() -> None:
-    for name in [name for name in FILES if of_ranks(name)]:
-        for other in imported(name, FILES[name], ast.walk):
-            there = of_ranks(other)
-            if there and there != of_ranks(name):
-                floors = [names for names in RANKS if {there, of_ranks(name)} & set(names)]
-                assert len(floors) == 2 and there in floors[0], f"{name} imports {other}"
+# What ddpfix's keys are made of, and how a store is asked.
+STORES = {"PrefixStore", "compare_set", "delete_key", "multi_get"}
+
+
+def test_only_the_exchange_touches_a_store() -> None:
+    for name in [name for name in FILES if room(name) != "exchange"]:
+        tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert not used & STORES, name
 
 
 def test_a_room_of_ddp_imports_only_rooms_below() -> None:
@@ -112,16 +118,16 @@ def test_private_names_of_torch_stand_in_one_room() -> None:
 
 
 # What reads torch's process groups, and what reads its loaders.
-INTERNALS_OF_RANKS = {"ddpfix.ranks.groups.internals", "ddpfix.ranks.hang.loaders"}
+OF_RANKS = {"ddpfix.groups.internals", "ddpfix.monitor.loaders"}
 
 
-def test_private_names_of_torch_stand_in_one_place_a_subject_in_ranks() -> None:
-    found = {name for name in FILES if of_ranks(name) and private_names(FILES[name])}
-    assert found == INTERNALS_OF_RANKS
+def test_private_names_of_torch_stand_in_one_place_a_subject() -> None:
+    rooms = ("groups", "exchange", "monitor")
+    assert {name for name in FILES if room(name) in rooms and private_names(FILES[name])} == OF_RANKS
 
 
 # The rooms in which private names of torch may stand, and the modules elsewhere that read one subject of torch each.
-INTERNALS = ("ddpfix.patches.torch.internals.", "ddpfix.models.internals", *sorted(INTERNALS_OF_RANKS))
+INTERNALS = ("ddpfix.patches.torch.internals.", "ddpfix.models.internals", *sorted(OF_RANKS))
 SUBJECTS = {
     "ddpfix.patching.dynamo": "what torch.compile leaves alone",
     "ddpfix.layerdrop.recompute": "storages that are still alive",

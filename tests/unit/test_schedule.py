@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from ddpfix.exchange import keys as store
+from ddpfix.exchange import rendezvous
 from ddpfix.layerdrop import training
 from ddpfix.layerdrop.schedule import fold, mix, text_key, uniform
 from ddpfix.layerdrop.training import Replica
-from ddpfix.ranks.agreement import rendezvous
-from ddpfix.ranks.store import keys as store
 
 SEEDS = (0, 1, 1234, 2**63 - 1)
 

@@ -10,9 +10,8 @@ from typing import Any, List, Tuple
 import pytest
 from torch import distributed
 
-from ddpfix.ranks.agreement import rendezvous
-from ddpfix.ranks.store import keys as ours
-from ddpfix.ranks.store import roll_call
+from ddpfix.exchange import keys as ours
+from ddpfix.exchange import rendezvous, roll_call
 
 
 class Old:

@@ -67,7 +67,7 @@ def scenario(plan: Dict[str, Any], folder: Path) -> None:
         run(plan, folder / plan["name"])
         return
     import ddpfix
-    from ddpfix.ranks.failures import sentinel
+    from ddpfix.monitor import sentinel
 
     original = patched()
     ddpfix.activate(**plan["settings"])

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 
 from ddpfix.cli.report import words
 from ddpfix.cli.report.words import BAD, GOOD, PLAIN, Finding
-from ddpfix.ranks.failures.last_words import says_that_another_exited, without_explanation
+from ddpfix.monitor.last_words import says_that_another_exited, without_explanation
 
 Data = Dict[str, Any]
 NO_END, ENDED, FAILED = "no exit record", "ended", "failed: "

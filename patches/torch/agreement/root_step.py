@@ -6,12 +6,12 @@ from typing import Any, Callable, Optional, Tuple
 
 import torch
 
+from ddpfix.exchange.rendezvous import Members
 from ddpfix.layerdrop import cover, training
 from ddpfix.models import internals, wrap_hooks
 from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
-from ddpfix.ranks.agreement.rendezvous import Members
 
 from . import stage as agreement
 

@@ -11,10 +11,10 @@ from typing import Any, List, Optional, Tuple
 import torch
 
 from ddpfix import log
+from ddpfix.exchange import rendezvous
 from ddpfix.layerdrop import cover, schedule, training
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
-from ddpfix.ranks.agreement import rendezvous
 
 from ..internals import process_groups
 from ..internals.wrapper import inner

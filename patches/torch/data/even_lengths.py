@@ -11,9 +11,9 @@ from typing import Any, Iterator, List, Optional, Tuple
 from torch.utils import data
 
 from ddpfix import log
-from ddpfix.ranks.groups import timeouts
-from ddpfix.ranks.store import roll_call
-from ddpfix.ranks.store.keys import count, default_store, has, keys, look_until, put
+from ddpfix.exchange import roll_call
+from ddpfix.exchange.keys import count, default_store, has, keys, look_until, put
+from ddpfix.groups import timeouts
 from ddpfix.uneven import async_sum
 from ddpfix.uneven import loader as even
 from ddpfix.uneven.async_sum import PendingSum

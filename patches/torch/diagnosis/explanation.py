@@ -7,8 +7,8 @@ import traceback
 from pathlib import Path
 from typing import Any, List, Sequence, Tuple
 
+from ddpfix.exchange import comparison
 from ddpfix.probing import facts
-from ddpfix.ranks.store import comparison
 from ddpfix.rules import names, unused
 from ddpfix.rules.names import Group
 from ddpfix.rules.unused import Cause, Seen

@@ -17,8 +17,8 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
 
 import torch
 
+from ddpfix.exchange import lowest_rank
 from ddpfix.patching.site import Site
-from ddpfix.ranks.store import lowest_rank
 
 from ..internals import tensors
 from ..internals import wrapper as private

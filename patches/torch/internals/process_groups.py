@@ -6,10 +6,10 @@ from typing import Any, List, Optional
 
 from torch import distributed
 
-from ddpfix.ranks.agreement.rendezvous import Members
-from ddpfix.ranks.groups.internals import collectives_of as collectives_of
-from ddpfix.ranks.groups.internals import is_torchs as is_torchs
-from ddpfix.ranks.groups.internals import name_of
+from ddpfix.exchange.rendezvous import Members
+from ddpfix.groups.internals import collectives_of as collectives_of
+from ddpfix.groups.internals import is_torchs as is_torchs
+from ddpfix.groups.internals import name_of
 
 
 def ranks_of(group: Any) -> List[int]:

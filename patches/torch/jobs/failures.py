@@ -1,4 +1,4 @@
-"""A rank that fails tells all ranks why, wherever there is a process group; :mod:`.failures.sentinel` has how."""
+"""A rank that fails tells all ranks why, wherever there is a process group; :mod:`ddpfix.monitor.sentinel` has how."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..pipeline.process_group import DuringGroup, ProcessGroup
 from ..pipeline.step_count import Clocks
 
 if TYPE_CHECKING:
-    from ddpfix.ranks.failures.sentinel import Sentinel
+    from ddpfix.monitor.sentinel import Sentinel
 
 
 class Reporter(DuringGroup):
@@ -27,9 +27,9 @@ class Reporter(DuringGroup):
 
     def make(self, store: Any, rank: int, size: int) -> None:
         # Not at the head of this file: a process without a group needs none of it.
-        from ddpfix.ranks.failures import sys_exit
-        from ddpfix.ranks.failures.sentinel import Sentinel
-        from ddpfix.ranks.groups.called import CallCounts
+        from ddpfix.groups.called import CallCounts
+        from ddpfix.monitor import sys_exit
+        from ddpfix.monitor.sentinel import Sentinel
 
         sys_exit.watch()
         called = self._site.keep(CallCounts).read
@@ -62,6 +62,6 @@ def group(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def _forget() -> None:
-    sys_exit: Any = sys.modules.get("ddpfix.ranks.failures.sys_exit")
+    sys_exit: Any = sys.modules.get("ddpfix.monitor.sys_exit")
     if sys_exit is not None:
         sys_exit.forget()

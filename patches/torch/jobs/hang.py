@@ -1,4 +1,4 @@
-"""A job that hangs says which rank is late, wherever there is a process group; :mod:`ddpfix.ranks.hang` has how."""
+"""A job that hangs says which rank is late, wherever there is a process group; :mod:`ddpfix.monitor.hang` has how."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..pipeline.process_group import DuringGroup, ProcessGroup
 from ..pipeline.step_count import Clocks
 
 if TYPE_CHECKING:
-    from ddpfix.ranks.groups.called import CallCounts
-    from ddpfix.ranks.hang.monitor import Monitor
+    from ddpfix.groups.called import CallCounts
+    from ddpfix.monitor.hang import Monitor
 
 
 class Monitored(DuringGroup):
@@ -31,7 +31,7 @@ class Monitored(DuringGroup):
 
     def make(self, store: Any, rank: int, size: int) -> None:
         # Not at the head of this file: a process without a group needs none of it.
-        from ddpfix.ranks.hang.monitor import Limits, Monitor
+        from ddpfix.monitor.hang import Limits, Monitor
 
         if self._calls is None:
             self._calls = _count_calls(self._site)
@@ -57,7 +57,7 @@ def group(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _count_calls(site: Site) -> CallCounts:
     """Have the collectives counted that the program itself calls, by line."""
-    from ddpfix.ranks.groups import called
+    from ddpfix.groups import called
 
     counts = site.keep(called.CallCounts)
     skip_module(called)

@@ -29,12 +29,12 @@ import torch
 from torch import distributed
 
 from ddpfix import log
+from ddpfix.exchange import roll_call
 from ddpfix.layerdrop import schedule, training
 from ddpfix.models import graph, wrap_hooks
 from ddpfix.patching import attribution, tracebacks
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
-from ddpfix.ranks.store import roll_call
 
 from ..internals import modes, process_groups
 from ..internals.wrapper import BUILD, inner

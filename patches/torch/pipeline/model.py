@@ -8,10 +8,10 @@ import threading
 import weakref
 from typing import Any, Callable, Dict, Generic, List, Optional, Tuple, TypeVar, cast
 
+from ddpfix.exchange import roll_call
 from ddpfix.layerdrop import training
 from ddpfix.models import internals
 from ddpfix.models.identity import ByIdentity
-from ddpfix.ranks.store import roll_call
 
 from ..internals import process_groups
 from ..internals.wrapper import inner, parameters_of

@@ -15,10 +15,10 @@ from typing import Any, Callable, ClassVar, ContextManager, Dict, Sequence, Tupl
 from torch import distributed
 
 from ddpfix import log
+from ddpfix.exchange import lowest_rank
+from ddpfix.exchange.connection import is_torchs
+from ddpfix.exchange.keys import default_store
 from ddpfix.patching.site import Site
-from ddpfix.ranks.store import lowest_rank
-from ddpfix.ranks.store.connection import is_torchs
-from ddpfix.ranks.store.keys import default_store
 
 from .order import GROUP
 from .shared import Shared

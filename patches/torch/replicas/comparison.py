@@ -10,7 +10,7 @@ from typing import Any, Iterator, Optional, Tuple
 import torch
 
 from ddpfix import log
-from ddpfix.ranks.store.keys import default_store, has
+from ddpfix.exchange.keys import default_store, has
 from ddpfix.system import System
 
 from ..pipeline import ddp, optimizers

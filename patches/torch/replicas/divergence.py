@@ -23,10 +23,10 @@ from types import ModuleType
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from ddpfix.background import Background
+from ddpfix.exchange import lowest_rank
+from ddpfix.exchange.keys import default_store
 from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import Site
-from ddpfix.ranks.store import lowest_rank
-from ddpfix.ranks.store.keys import default_store
 from ddpfix.system import System
 
 from ..pipeline import ddp, optimizers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ddpfix.ranks.store.keys import has, keys, put
+from ddpfix.exchange.keys import delete, has, keys, put
 from ddpfix.rules import replicas
 from ddpfix.system import System
 
@@ -95,8 +95,7 @@ class SnapshotExchange:
             self._waiting.pop(old, None)
             self._local.pop(old, None)
             if old and self._is_first:
-                for key in (f"sight/{old}", f"digest/{old}"):
-                    own.delete_key(key)
+                delete(own, [f"sight/{old}", f"digest/{old}"])
 
     def compare(self, own: Any, shared: Any, steps: int) -> str:
         """Return the difference from the first rank in a look that the store has of both; "" where there is none."""

@@ -18,8 +18,8 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 
 from ddpfix import log, user_code
-from ddpfix.ranks.store import lowest_rank
-from ddpfix.ranks.store.keys import default_store, has, keys, put
+from ddpfix.exchange import lowest_rank
+from ddpfix.exchange.keys import default_store, has, keys, put
 from ddpfix.rules import replicas
 from ddpfix.system import System
 

@@ -14,8 +14,8 @@ import torch
 from torch import distributed
 
 from ddpfix import __version__, log
+from ddpfix.monitor import last_words
 from ddpfix.patching.site import Site
-from ddpfix.ranks.failures import last_words
 from ddpfix.trace import schema
 from ddpfix.trace.writer import Writer
 
@@ -101,7 +101,7 @@ def how_it_ends() -> str:
     error = _error()
     if error is not None:
         return f"failed: {last_words.words(error)}"
-    sys_exit: Any = sys.modules.get("ddpfix.ranks.failures.sys_exit")
+    sys_exit: Any = sys.modules.get("ddpfix.monitor.sys_exit")
     known = sys_exit.last() if sys_exit is not None else None
     if known is not None:
         return f"failed: {known.handled or f'exit code {known.code}{known.place}'}"

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
+from ddpfix.exchange import roll_call
 from ddpfix.models.internals import in_backward
-from ddpfix.ranks.store import roll_call
 
 from ..internals import process_groups, tensors
 from ..pipeline import ddp

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Type
 
 from ddpfix import log
+from ddpfix.exchange import roll_call
+from ddpfix.exchange.keys import can_ask
 from ddpfix.patching.site import Site
-from ddpfix.ranks.store import roll_call
-from ddpfix.ranks.store.keys import can_ask
 
 from ..internals import process_groups
 from ..internals import wrapper as private

@@ -6,7 +6,7 @@ from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterable, List, 
 
 import torch
 
-from ddpfix.ranks.store import lowest_rank
+from ddpfix.exchange import lowest_rank
 from ddpfix.rules.names import in_short
 
 from ..internals import autograd, modes, reducer

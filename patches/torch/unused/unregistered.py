@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
+from ddpfix.exchange import lowest_rank
 from ddpfix.models import internals
-from ddpfix.ranks.store import lowest_rank
 from ddpfix.rules.names import in_short
 
 from ..internals.wrapper import inner

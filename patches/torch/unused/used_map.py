@@ -5,7 +5,7 @@ decay, momentum and Adam's moments do not touch it. DDP knows it by a bitmap, wh
 ranks reduce such a bitmap from the first reduction on of which some rank leaves something out. That rank tells the
 others through the process group's store before it takes part in the reduction; so whoever has ended this reduction can
 find it there, and all ranks begin with the same one. They look for it after their first reductions. Later nobody looks,
-and nothing is added to a step: the rank asks the threads of the others first (:mod:`ddpfix.ranks.store.notices`).
+and nothing is added to a step: the rank asks the threads of the others first (:mod:`ddpfix.exchange.notices`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import AbstractSet, Any, Collection, Iterator, List, Optional, Tuple
 import torch
 
 from ddpfix import devices
-from ddpfix.ranks.store import notices, roll_call
+from ddpfix.exchange import notices, roll_call
 
 from ..internals import modes, process_groups
 from ..pipeline import ddp

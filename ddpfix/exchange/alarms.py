@@ -1,0 +1,99 @@
+"""What ranks leave in the process group's store about one hang: an alarm, where each rank is, and what was found.
+
+A job in which collectives begin writes nothing there, and reads one number now and then.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+from ddpfix.exchange.bulletin import Who
+from ddpfix.exchange.connection import Connection
+from ddpfix.exchange.keys import absent, be_lowest, has, put, read
+from ddpfix.rules.facts import Called, Position, Work
+from ddpfix.system import System
+
+
+class Finding(NamedTuple):
+    """What was found; its text is empty where nothing was seen to be wrong."""
+
+    text: str
+    folder: str
+    may_end: bool
+
+
+class Alarms:
+    """One rank's view of it."""
+
+    def __init__(self, connection: Connection, rank: int, size: int) -> None:
+        self._store = connection.store
+        self._rank, self._size = rank, size
+
+    def enter(self, who: Who) -> None:
+        """Tell which process this rank is."""
+        put(self._store(), f"who/{self._rank}", System.json(who))
+
+    def who(self, rank: int) -> Optional[Who]:
+        """Return the process of a rank; None for one without this watch."""
+        found = self._get(f"who/{rank}")
+        return None if found is None else Who(*found)
+
+    def leave(self, how: str, step: Optional[int], work: Work, called: Called) -> None:
+        """This rank leaves its process group, or comes to the end of its program."""
+        put(self._store(), f"left/{self._rank}", System.json([how, step, work, called]))
+
+    def left(self, rank: int) -> Optional[Tuple[str, Optional[int], Work, Called]]:
+        """Return how a rank has left, after which step, what it had done and called; None if it has not."""
+        found = self._get(f"left/{rank}")
+        return None if found is None else (found[0], found[1], Work(*found[2]), Called(*found[3]))
+
+    def alarm(self) -> int:
+        """Return the number of the last alarm; 0 before the first one."""
+        return int(self._store().add("alarm", 0))
+
+    def raise_alarm(self, last: int) -> None:
+        """Have all ranks tell where they are, unless another did so after ``last``, the last alarm known here."""
+        if self._is_first(f"raised/{last + 1}"):
+            self._store().add("alarm", 1)
+
+    def sign(self, alarm: int, position: Position) -> None:
+        put(self._store(), f"sign/{alarm}/{self._rank}", System.json(position))
+        be_lowest(self._store(), f"lowest/{alarm}", self._rank)
+        self._store().add(f"signed/{alarm}", 1)
+
+    def signed(self, alarm: int) -> int:
+        """Return how many ranks have told where they are."""
+        return int(self._store().add(f"signed/{alarm}", 0))
+
+    def lowest(self, alarm: int) -> bool:
+        """Return whether no rank below this one has told where it is; this one has."""
+        return int(self._store().get(f"lowest/{alarm}")) == self._rank
+
+    def positions(self, alarm: int) -> Dict[int, Position]:
+        """Return the positions of the ranks."""
+        store = self._store()
+        names = {f"sign/{alarm}/{rank}": rank for rank in range(self._size)}
+        for name in absent(store, list(names)):
+            del names[name]
+        return {rank: Position.load(System.loads(text)) for rank, text in zip(names.values(), read(store, list(names)))}
+
+    def claims(self, alarm: int) -> bool:
+        """Return whether this rank is the one that judges."""
+        return self._is_first(f"judge/{alarm}")
+
+    def tell(self, alarm: int, told: Finding) -> None:
+        """What was found."""
+        put(self._store(), f"told/{alarm}", System.json(told))
+
+    def told(self, alarm: int) -> Optional[Finding]:
+        """Return the finding; None as long as no rank has published it."""
+        found = self._get(f"told/{alarm}")
+        return None if found is None else Finding(*found)
+
+    def _is_first(self, key: str) -> bool:
+        own = str(self._rank)
+        return bytes(self._store().compare_set(key, "", own)).decode() == own
+
+    def _get(self, key: str) -> Any:
+        store = self._store()
+        return System.loads(store.get(key)) if has(store, key) else None

@@ -1,0 +1,83 @@
+"""A line about what may happen on some ranks only: the lowest rank it happened on logs it, once for all.
+
+Rank 0 logs at once. Another rank leaves its number in the process group's store, unless a lower one is there, and looks
+once more after a few seconds, or when its process group or its program ends. This takes two requests of a rank for each
+such line, in a thread of ddpfix; nobody waits for anybody. Where the first rank keeps the store and is the first to
+end, nobody can be asked any more, and several ranks may log it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import Any, List
+
+from ddpfix import log
+from ddpfix.background import Background
+from ddpfix.exchange.keys import be_lowest, default_store, keys
+from ddpfix.system import System
+
+# Seconds for which a lower rank may still come.
+_WAIT = 3.0
+# Seconds to two looks at the end of the program, where all ranks have such a line at once: the store may end soon, too.
+_LOOKS = (0.1, 0.4)
+# Seconds that the end of a process waits for the store.
+_SHORT = 1.0
+_PENDING: List[_Report] = []
+
+
+def report(name: str, text: str, warns: bool = False) -> None:
+    """Log a line about this rank once, unless a lower rank logs one of the same name, for its kind and its model."""
+    if not log.first_time(f"{name}: {text}"):
+        return
+    (log.warning if warns else log.info)(text)
+    store = default_store()
+    if store is not None and not (log.first_rank() and _rank()):
+        _PENDING.append(_Report(store, name, text, warns))
+
+
+def flush() -> None:
+    """Log what is pending: the process group or the program is about to end."""
+    while _PENDING:
+        _PENDING.pop().end()
+
+
+def _rank() -> int:
+    from torch import distributed
+
+    return int(distributed.get_rank())
+
+
+class _Report:
+    """One line of this rank, and the thread that asks the store."""
+
+    def __init__(self, store: Any, name: str, text: str, warns: bool) -> None:
+        # Not kept alive: see ddpfix.exchange.keys.
+        self._store, self._rank = weakref.ref(store), _rank()
+        self._name, self._text, self._warns = f"lowest/{name}", text, warns
+        self._ends = threading.Event()
+        self._thread = Background(self._run)
+
+    def end(self) -> None:
+        self._ends.set()
+        self._thread.join(_SHORT)
+
+    def _run(self) -> None:
+        # The process that keeps the store may have ended; then nobody knows, and the line is not lost.
+        is_lowest = self._rank > 0
+        with contextlib.suppress(Exception):
+            is_lowest = self._lowest() == self._rank > 0
+            if is_lowest:
+                for pause in _LOOKS if self._ends.wait(_WAIT) else (0.0,):
+                    System.pause(pause)
+                    is_lowest = is_lowest and self._lowest() == self._rank
+        with contextlib.suppress(ValueError):
+            _PENDING.remove(self)
+        if is_lowest:
+            log.from_rank(self._rank, self._text, self._warns)
+
+    def _lowest(self) -> int:
+        """Return the lowest rank that has left its number, this one at the latest."""
+        store = self._store()
+        return self._rank if store is None else be_lowest(keys(store, self._name), "rank", self._rank)

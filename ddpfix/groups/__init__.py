@@ -1,0 +1,1 @@
+"""torch's process groups: names, collectives and time limits."""

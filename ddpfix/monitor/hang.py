@@ -1,0 +1,334 @@
+"""The thread of a rank that sees when ranks wait for long, and has one rank say which ones do not wait, and where.
+
+The thread looks at its own rank every two seconds, and talks to the others only when no collective has begun for half
+of the limit. A rank that has waited in one place for the whole limit raises an alarm: every rank tells where it is,
+and the lowest one that does so says what follows from it. Then each writes its stacks, and the job goes on waiting.
+Only DDPFIX_HANG_EXIT, which is off by default, has it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import io
+import os
+import tempfile
+import threading
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from ddpfix import log
+from ddpfix.background import Background
+from ddpfix.exchange.alarms import Alarms, Finding
+from ddpfix.exchange.bulletin import Who
+from ddpfix.exchange.connection import Connection
+from ddpfix.groups import calls, internals, timeouts
+from ddpfix.monitor import error_file, killed, processes
+from ddpfix.monitor.position import Tracker
+from ddpfix.rules.facts import GONE, LEFT, SILENT, STOPPED, TRACED, Absent, Called, Position, Work
+from ddpfix.rules.hang import judge
+from ddpfix.system import System
+
+# Seconds between two looks at this rank, and how many looks a second the store has to answer at most.
+PERIOD, LOOKS = 2.0, 200
+# Of the limit of a process group: what is said has to come before its collectives give up.
+PART = 0.5
+# Up to so many ranks each has a connection of its own for this: see the sentinel.
+_CONNECTIONS = 256
+# Seconds that the end of a process waits for the thread.
+_SHORT = 2.0
+_LEAVES = {"left": "has left its process group", "ended": "has reached the end of its program"}
+_ABSENT = {
+    processes.GONE: (GONE, "ended without a word: process {0.pid} on {0.host} has exited"),
+    processes.STOPPED: (STOPPED, "is stopped (SIGSTOP): process {0.pid} on {0.host}"),
+    processes.TRACED: (TRACED, "is held by a debugger: process {0.pid} on {0.host}"),
+}
+
+
+class Limits(NamedTuple):
+    """Of this watch, in seconds.
+
+    Attributes:
+        hang: how long a rank waits before it is said.
+        exit: how long the job goes on after that; None for ever.
+    """
+
+    hang: float
+    exit: Optional[float]
+
+
+class Alarm:
+    """One alarm that this rank has answered after ``since`` seconds without a collective, and what was then found."""
+
+    def __init__(self, number: int, since: float) -> None:
+        self.number, self.at, self.since = number, System.monotonic(), since
+        self.told: Optional[Finding] = None
+        # Whether this rank has said it, and when each rank has learned of it.
+        self.is_ours = False
+        self.told_at = 0.0
+
+
+class Monitor:
+    """The thread of one rank; see the module.
+
+    Args:
+        step: gives the number of the training forward that was begun last.
+        folder: of the stacks, as the user has it; "" for one below the folder for temporary files.
+        micro: gives the number of the micro-batch in its step; 0 where gradients are not accumulated.
+        called: gives the collectives that the program itself has called.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        step: Callable[[], Optional[int]],
+        given: Limits,
+        folder: str = "",
+        micro: Callable[[], int] = lambda: 0,
+        work: Callable[[], Work] = Work,
+        called: Callable[[], Called] = Called,
+    ) -> None:
+        self._connection = Connection(store, "hang", size <= _CONNECTIONS)
+        self._alarms = Alarms(self._connection, rank, size)
+        self._rank, self._size, self._step, self._given, self._folder = rank, size, step, given, folder
+        self._tracker, self._work, self._called = Tracker(rank, step, micro, work, called), work, called
+        self._over, self._how = threading.Event(), "ended"
+        # The store may be that of rank 0, which tells nothing any more once it is stopped.
+        self._keeper: Optional[Who] = None
+        self._number = 0
+        self._alarm: Optional[Alarm] = None
+        self._asked = self._raised = System.monotonic()
+        self._is_lost = False
+        # The limit in force, as it was found last.
+        self._least = given.hang
+        self._thread = Background(self._run)
+
+    # In a thread of the program.
+
+    def end(self, how: str) -> None:
+        """Stop watching: the rank has ``left`` its group, its program has ``ended``, or ``stopped``; a fork is none."""
+        self._how = how
+        self._over.set()
+        self._thread.join(_SHORT)
+
+    # In the thread of its own.
+
+    def _run(self) -> None:
+        if self._begins():
+            while not self._over.wait(self._pause()) and self._connection.is_open():
+                self._look()
+            if self._how in _LEAVES:
+                with contextlib.suppress(Exception):
+                    self._alarms.leave(_LEAVES[self._how], self._step(), self._work().ended(), self._called())
+        self._connection.close()
+
+    def _begins(self) -> bool:
+        """Tell the others of this watch; returns whether the store answers."""
+        try:
+            self._alarms.enter(processes.here())
+            self._number = self._alarms.alarm()
+            self._limit()
+        except Exception as error:
+            log.debug(f"hangs are not detected: the store does not answer: {error!r}")
+            return False
+        return True
+
+    def _look(self) -> None:
+        """One look, once a pause."""
+        try:
+            self._round()
+        except Exception as error:
+            log.debug(f"could not check where the ranks are: {error!r}")
+
+    def _pause(self) -> float:
+        """Seconds between two looks."""
+        return min(PERIOD, max(0.1, self._least / 10))
+
+    def _talks(self) -> float:
+        """Seconds between two questions to the store."""
+        return max(self._pause(), self._size / LOOKS)
+
+    def _limit(self) -> float:
+        """Seconds that are too long: fewer than collectives wait, so that this is said first."""
+        # Of a wait in a group with a short limit nothing is said, and it is none for waits in the others.
+        known = [timeouts.shortest(group) for group in internals.groups() if not calls.limits_itself(group)]
+        self._least = min([self._given.hang, *(PART * each for each in known if each)])
+        return self._least
+
+    def _round(self) -> None:
+        if self._keeper is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            # Early: once it is stopped, nothing can be asked.
+            self._keeper = self._alarms.who(0)
+        since = self._tracker.look()
+        if self._alarm is not None and since < self._alarm.since:
+            self._goes_on(self._alarm)
+        limit = self._limit() if since else self._least
+        often = self._talks() if since >= limit / 2 else max(limit / 4, self._talks())
+        if self._alarm is not None and self._alarm.told is None:
+            often = min(self._talks(), 0.5 + self._size / LOOKS)
+        if not self._is_lost and System.monotonic() - self._asked >= often:
+            self._asked = System.monotonic()
+            self._talk(limit)
+        self._end_if_due()
+
+    def _talk(self, limit: float) -> None:
+        if self._keeper_is_stopped():
+            self._say_alone(limit, f"rank 0, which keeps the store, {processes.in_words(processes.STOPPED)}")
+            return
+        try:
+            number = self._alarms.alarm()
+            if number > self._number:
+                self._answer(number)
+            elif self._alarm is not None and self._alarm.told is None:
+                self._follow(self._alarm, limit)
+            elif self._suspects(limit):
+                self._raised = System.monotonic()
+                self._alarms.raise_alarm(self._number)
+        except Exception as error:
+            # Without the store nobody is left to compare with.
+            log.debug(f"the ranks cannot be compared: {error!r}")
+            self._say_alone(limit, f"the store does not answer ({type(error).__name__})")
+
+    def _suspects(self, limit: float) -> bool:
+        """Return whether this rank has waited for others for too long, and this has not been said yet."""
+        said = self._alarm is not None and bool(self._alarm.told and self._alarm.told.text)
+        if said or self._tracker.still() < limit or System.monotonic() - self._raised < limit / 2:
+            return False
+        return self._tracker.may_wait()
+
+    def _answer(self, number: int) -> None:
+        position = self._tracker.position()
+        self._number, self._alarm = number, Alarm(number, position.since)
+        self._alarms.sign(number, position)
+
+    def _follow(self, alarm: Alarm, limit: float) -> None:
+        """Wait for what is found, or find it."""
+        alarm.told = self._alarms.told(alarm.number)
+        if alarm.told is None:
+            if not self._judges(alarm, limit):
+                return
+            alarm.told, alarm.is_ours = self._found(alarm.number, limit), True
+            self._alarms.tell(alarm.number, alarm.told)
+        alarm.told_at = System.monotonic()
+        if alarm.told.text:
+            is_written = write_stacks(alarm.told.folder, self._rank, alarm.told.text)
+            if alarm.is_ours:
+                self._say(alarm.told, is_written)
+
+    def _judges(self, alarm: Alarm, limit: float) -> bool:
+        """Return whether this rank is to judge, and every rank that can has told where it is."""
+        waited = System.monotonic() - alarm.at
+        if self._alarms.signed(alarm.number) < self._size:
+            if waited < 2 * self._talks() + min(1.0, limit / 4):
+                return False
+            if waited < limit / 4 + 2 * self._talks() and not self._explains(alarm.number):
+                return False
+        return self._alarms.lowest(alarm.number) and self._alarms.claims(alarm.number)
+
+    def _explains(self, number: int) -> bool:
+        """Return whether it is known why ranks do not answer."""
+        there = self._alarms.positions(number) if self._alarms.lowest(number) else {}
+        if not there:
+            return False
+        return all(each.how != SILENT for each in self._absent(there))
+
+    def _absent(self, there: Dict[int, Position]) -> List[Absent]:
+        return [self._why_absent(rank) for rank in range(self._size) if rank not in there]
+
+    def _why_absent(self, rank: int) -> Absent:
+        left = self._alarms.left(rank)
+        if left is not None:
+            how, step, done, called = left
+            return Absent(rank, LEFT, f"{how} after step {step}" if step else how, step, work=done, called=called)
+        who = self._alarms.who(rank)
+        if who is None:
+            return Absent(rank, SILENT, "does not answer: ddpfix is not active there")
+        found = _ABSENT.get(processes.state_of(who))
+        if found is not None:
+            hint = killed.how(who.pid) if found[0] == GONE else ""
+            return Absent(rank, found[0], found[1].format(who), hint=hint)
+        return Absent(rank, SILENT, f"does not answer: process {who.pid} on {who.host}")
+
+    def _found(self, number: int, limit: float) -> Finding:
+        there = self._alarms.positions(number)
+        found = judge(there, self._absent(there), limit)
+        if found is None:
+            return Finding("", "", False)
+        return Finding(found.text, stacks_folder(self._folder), found.may_end)
+
+    def _say(self, told: Finding, is_written: bool) -> None:
+        ends = self._given.exit is not None and told.may_end
+        then = f"The job ends in {self._given.exit:g} s (DDPFIX_HANG_EXIT)" if ends else "The job goes on waiting"
+        where = f"Python stacks of each rank: {told.folder}" if is_written else "No Python stacks could be written"
+        end = "" if told.text.endswith("?") else "."
+        log.error(f"ranks wait: {told.text}{end}\n{where}. {then}")
+
+    def _goes_on(self, alarm: Alarm) -> None:
+        """A collective has begun since the alarm."""
+        if alarm.is_ours and alarm.told is not None and alarm.told.text:
+            waited = alarm.since + System.monotonic() - alarm.at
+            log.on_every_rank(f"the waiting ranks continue after {waited:.0f} s")
+        self._alarm = None
+
+    def _keeper_is_stopped(self) -> bool:
+        """Return whether no answer can be expected of the store: rank 0 mostly keeps it, and is stopped."""
+        return self._keeper is not None and processes.state_of(self._keeper) == processes.STOPPED
+
+    def _say_alone(self, limit: float, why: str) -> None:
+        """Say where this rank is, once: what the others do cannot be known."""
+        if not self._suspects(limit):
+            return
+        self._is_lost = True
+        own = self._tracker.position()
+        told = f"rank {self._rank} has waited in {own.what} ({own.where}) for {own.still:.0f} s; {why}"
+        where = stacks_folder(self._folder)
+        self._say(Finding(told, where, False), write_stacks(where, self._rank, told))
+
+    def _end_if_due(self) -> None:
+        alarm, after = self._alarm, self._given.exit
+        if alarm is None or after is None or alarm.told is None or not (alarm.told.text and alarm.told.may_end):
+            return
+        if System.monotonic() - alarm.told_at >= after:
+            _end_process(f"ranks wait: {alarm.told.text}")
+
+
+def _end_process(cause: str) -> None:
+    log.error("DDPFIX_HANG_EXIT has passed: ddpfix ends this process")
+    error_file.write_text(cause, cause)
+    _flush_files()
+    os._exit(1)
+
+
+def _flush_files() -> None:
+    """Write what is in the buffers of open files: ``os._exit`` does not."""
+    for each in gc.get_objects():
+        if issubclass(type(each), (io.BufferedWriter, io.TextIOWrapper)):
+            with contextlib.suppress(Exception):
+                each.flush()
+
+
+def stacks_folder(chosen: str) -> str:
+    """Return a folder for the stacks of one hang, chosen by the user or a temporary one: ranks share its name."""
+    if chosen:
+        return chosen
+    return os.path.join(tempfile.gettempdir(), f"ddpfix-hang-{time.strftime('%Y%m%d-%H%M%S')}-{System.pid()}")
+
+
+def write_stacks(where: str, rank: int, text: str) -> bool:
+    """Add this process's stacks to ``hang-rank-N.txt`` in a folder, made if missing; return whether it was possible."""
+    try:
+        os.makedirs(where, exist_ok=True)
+        with System.open(os.path.join(where, f"hang-rank-{rank}.txt"), "a", encoding="utf-8") as file:
+            when = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.write(f"{when} rank {rank}, process {System.pid()} on {System.host()}: {text}\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+            with contextlib.suppress(OSError):
+                file.write("\n")
+    except (OSError, ValueError) as error:
+        log.debug(f"could not write stacks to {where}: {error!r}")
+        return False
+    return True

@@ -1,0 +1,60 @@
+"""torch's data loaders that are in use in this process: how far they are, and how their workers are.
+
+They are searched for when a job seems to hang, and nothing is noted before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from typing import Any, List, NamedTuple, Optional
+
+from ddpfix.monitor import processes
+
+
+class Loading(NamedTuple):
+    """One pass through a loader.
+
+    Attributes:
+        batches: how many it has given.
+        epoch: of its sampler; None where it has no number, or 0, which a sampler also has where nobody sets it.
+    """
+
+    batches: int
+    epoch: Optional[int]
+    workers: str
+
+
+def of(iterator: Any) -> Loading:
+    """Return the state of an iterator of torch's ``DataLoader``."""
+    return Loading(int(getattr(iterator, "_num_yielded", 0)), _epoch(iterator), _workers(iterator))
+
+
+def alive() -> List[Loading]:
+    """Return the state of each iterator that is in use."""
+    module: Any = sys.modules.get("torch.utils.data.dataloader")
+    kind = getattr(module, "_BaseDataLoaderIter", None)
+    if kind is None:
+        return []
+    return [of(each) for each in gc.get_objects() if issubclass(type(each), kind)]
+
+
+def _epoch(iterator: Any) -> Optional[int]:
+    with contextlib.suppress(Exception):
+        sampler = iterator._index_sampler
+        found = getattr(getattr(sampler, "sampler", sampler), "epoch", None)
+        return found if type(found) is int and found else None
+    return None
+
+
+def _workers(iterator: Any) -> str:
+    told: List[str] = []
+    workers = list(getattr(iterator, "_workers", ()))
+    for number, worker in enumerate(workers):
+        state = processes.in_words(processes.lasting(worker.pid or 0))
+        if state:
+            told.append(f"its loader worker {number} (process {worker.pid}) {state}")
+    if workers and not told:
+        return f"its {len(workers)} loader workers are alive"
+    return "; ".join(told)

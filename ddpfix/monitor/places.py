@@ -1,0 +1,248 @@
+"""Where a Python stack stands, in the terms of training: in the loader, in a collective, in a save, in a debugger.
+
+It is read from the names of files and functions, so that nothing has to be noted while the program runs.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from ddpfix import devices
+from ddpfix.groups import called
+from ddpfix.rules.facts import (
+    BACKWARD,
+    CHECKPOINT,
+    COLLECTIVE,
+    DEBUGGER,
+    DEVICE,
+    EVALUATES,
+    EVALUATION,
+    FORWARD,
+    GPU,
+    LOADER,
+    OTHER,
+    STEP,
+    WRAPPER,
+)
+from ddpfix.user_code import OWN, is_users
+
+_DEBUGGERS = ("bdb.py", "pdb.py", "ipdb/", "pydevd", "debugpy/", "pudb/", "IPython/")
+_SAVES = ("torch/serialization.py", "safetensors/", "torch/distributed/checkpoint/")
+_COLLECTIVES = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/nn/functional.py",
+    "torch/distributed/_functional_collectives.py",
+    "torch/distributed/rendezvous.py",
+    "torch/distributed/utils.py",
+)
+_BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")
+# Files of torch in which a rank stands whose GPU is given no more work: what it waits for is not in their names.
+_LAUNCHES = (
+    *("torch/nn/", "torch/optim/", "torch/amp/", "torch/accelerator/", "torch_npu/"),
+    *(f"torch/{kind}/" for kind in devices.KINDS),
+    *("torch/_tensor.py", "torch/_tensor_str.py", "torch/functional.py", "torch/utils/_foreach_utils.py"),
+)
+_SAVING = re.compile(r"(^|_)(save|saving)(_|$)|(save|write)_?(checkpoint|ckpt|model)", re.IGNORECASE)
+_TRAINS = re.compile(r"train|fit", re.IGNORECASE)
+_WRITES = re.compile(r"\b(open|fsync|save|dump)\(|\.(write|flush)\(")
+_WAITS = re.compile(r"\.wait\(")
+# A function that does several things tells none of them by its name (transformers' _maybe_log_save_evaluate).
+_SEVERAL = re.compile(r"(^|_)log_|save_(and_)?eval|eval\w*_(and_)?save", re.IGNORECASE)
+_SYNCHRONIZES = re.compile(r"\.(item|cpu|tolist|numpy|synchronize)\(")
+# What reads a value as well, if a rank stands in it for long: in passing it tells nothing.
+_READS = re.compile(
+    r"\b(float|isnan|isinf|isfinite|nonzero|is_nonzero|masked_select|empty_cache)\("
+    rf"|\.(any|all|equal|unique|to|{'|'.join(devices.KINDS)})\("
+)
+_SLEEPS = re.compile(r"\.wait\(|\bsleep\(")
+_SOURCE = 60
+
+
+class Spot(NamedTuple):
+    """One frame of a stack."""
+
+    file: str
+    line: int
+    name: str
+
+    def is_in(self, *parts: str) -> bool:
+        """Return whether the file is one of these; a part that ends with a slash is a folder."""
+        path = "/" + self.file.replace(os.sep, "/")
+        return any(f"/{part}" in path for part in parts)
+
+
+class Place(NamedTuple):
+    """Where a rank stands.
+
+    Attributes:
+        what: the function of torch or of the program, in words.
+        where: the user's file and line ("train.py:88"); the innermost one outside of torch where there is none. Of a
+            collective in a toolkit, its function and line come first.
+    """
+
+    phase: str
+    what: str
+    where: str
+    source: str
+
+
+def classify(
+    stack: Sequence[Spot], training: Optional[bool] = None, on_device: bool = False, stands: bool = False
+) -> Place:
+    """Return the place of a stack.
+
+    Args:
+        stack: the outermost frame first, not empty.
+        training: whether the module whose forward runs is in training mode; None where none runs, or it is not known.
+        on_device: whether the process uses a GPU, whose work the program's own line may wait for.
+        stands: whether it has stood in one instruction for seconds.
+    """
+    user = _users(stack)
+    where = f"{os.path.basename(user.file)}:{user.line}"
+    source = linecache.getline(user.file, user.line).strip()[:_SOURCE]
+    phase, what = _phase(stack, user, training, source, on_device and stands)
+    if phase == OTHER and on_device and stack[-1] == user and _SYNCHRONIZES.search(source):
+        phase, what = DEVICE, GPU
+    if phase == COLLECTIVE:
+        where = _tool(stack, user) + where
+    return Place(phase, what, where, source)
+
+
+def _users(stack: Sequence[Spot]) -> Spot:
+    """Return the innermost frame of the user's files, else of what is neither torch's, Python's nor ours."""
+    own = [spot for spot in stack if is_users(spot.file)]
+    others = [spot for spot in stack if not is_library(spot)]
+    return (own or others or list(stack))[-1]
+
+
+def _tool(stack: Sequence[Spot], user: Spot) -> str:
+    """Return the function of a toolkit that the user's line has called, and which calls a collective: trainer.fit()."""
+    inner = stack[len(stack) - list(reversed(stack)).index(user) :]
+    tools = [spot for spot in inner if not is_library(spot) and spot.name not in called.HAND_ON]
+    return f"{tools[-1].name} ({os.path.basename(tools[-1].file)}:{tools[-1].line}), called at " if tools else ""
+
+
+def is_library(spot: Spot) -> bool:
+    """Return whether a frame is Python's own, torch's, or ours."""
+    return called.is_library(spot.file)
+
+
+def _phase(stack: Sequence[Spot], user: Spot, training: Optional[bool], source: str, stands: bool) -> Tuple[str, str]:
+    last = stack[-1]
+    for phase, what in (
+        (DEBUGGER, "a debugger" if _debugs(stack) else ""),
+        (COLLECTIVE, _collective(stack)),
+        (CHECKPOINT, _function(stack, _SAVES)),
+        (WRAPPER, _wrapper(last)),
+        (BACKWARD, "backward" if any(map(_is_backward, stack)) else ""),
+        (LOADER, _loader(stack) if stands else ""),
+        (DEVICE, _device(stack, training) if stands else ""),
+        (STEP, "the optimizer's step" if _steps(stack) else ""),
+        # Names tell less than what is seen above: train_and_evaluate() may be anywhere around a backward.
+        (EVALUATION, _evaluation(stack, training)),
+        (CHECKPOINT, _named(stack, _SAVING)),
+        (LOADER, _loader(stack)),
+        (FORWARD, "forward" if _names(stack, "torch/nn/modules/module.py", "") else ""),
+    ):
+        if what:
+            return phase, what
+    if last == user and _WAITS.search(source):
+        return COLLECTIVE, "wait"
+    if _WRITES.search(source):
+        return CHECKPOINT, user.name if last == user else _short(last)
+    return OTHER, _short(last)
+
+
+def _is_backward(spot: Spot) -> bool:
+    return spot.is_in(*_BACKWARD) or (spot.name == "backward" and spot.is_in("torch/_tensor.py"))
+
+
+def _device(stack: Sequence[Spot], training: Optional[bool]) -> str:
+    """Return what a rank that stands in one instruction may wait for its GPU in; "the GPU" where the line reads it.
+
+    The driver is called below Python, by whatever needs a value or launches a kernel when the queue is full: in the
+    program, a toolkit, a gradient scaler, a layer, an optimizer.
+    """
+    last = stack[-1]
+    text = linecache.getline(last.file, last.line)
+    if _SLEEPS.search(text):
+        return ""
+    if _SYNCHRONIZES.search(text) or _READS.search(text):
+        return GPU
+    # The queue is full wherever it is: in a model's own forward, too.
+    launches = last.is_in(*_LAUNCHES) or (training and _names(stack, "torch/nn/modules/module.py", ""))
+    return _short(last) if launches else ""
+
+
+def _short(spot: Spot) -> str:
+    """Return a function in words: "wait of multiprocessing/pool.py"; the user's own by its name."""
+    if is_users(spot.file):
+        return "the script" if spot.name == "<module>" else spot.name
+    return f"{spot.name} of {'/'.join(spot.file.replace(os.sep, '/').split('/')[-2:])}"
+
+
+def _debugs(stack: Sequence[Spot]) -> bool:
+    return any(spot.is_in(*_DEBUGGERS[2:]) or os.path.basename(spot.file) in _DEBUGGERS[:2] for spot in stack[-12:])
+
+
+def _collective(stack: Sequence[Spot]) -> str:
+    """Return the collective, by the function that the program called; our own waiting for ranks is one as well."""
+    for number, spot in enumerate(stack):
+        is_ours = spot.file.startswith(OWN) and any(each.is_in("ddpfix/exchange/") for each in stack[number:])
+        if is_ours and stack[-1].name in ("look_until", "wait") and stack[-1].file.startswith(OWN):
+            return "a comparison of ranks by ddpfix"
+        if spot.is_in(*_COLLECTIVES) and spot.name != "wrapper":
+            return spot.name
+    return ""
+
+
+def _function(stack: Sequence[Spot], files: Sequence[str]) -> str:
+    for spot in stack:
+        if spot.is_in(*files):
+            return f"torch.{spot.name}" if spot.is_in("torch/serialization.py") else spot.name
+    return ""
+
+
+def _named(stack: Sequence[Spot], words: re.Pattern[str]) -> str:
+    """Return the innermost function of the program or of a toolkit with such a name."""
+    for spot in reversed(stack):
+        tells = not (_TRAINS.search(spot.name) or _SEVERAL.search(spot.name) or is_library(spot))
+        if tells and words.search(spot.name):
+            return spot.name
+    return ""
+
+
+def _evaluation(stack: Sequence[Spot], training: Optional[bool]) -> str:
+    if training:
+        return ""
+    return _named(stack, EVALUATES) or ("forward in evaluation mode" if training is False else "")
+
+
+def _loader(stack: Sequence[Spot]) -> str:
+    inside = _names(stack, "torch/utils/data/dataloader.py", "")
+    return f"DataLoader.{inside}" if inside else ""
+
+
+def _steps(stack: Sequence[Spot]) -> bool:
+    """Return whether an optimizer steps; within the closure that it was given, Lightning has forward and backward."""
+    inner = next((number for number in range(len(stack) - 1, -1, -1) if _is_step(stack[number])), None)
+    return inner is not None and all(is_library(spot) for spot in stack[inner + 1 :])
+
+
+def _is_step(spot: Spot) -> bool:
+    return spot.name == "step" and spot.is_in("torch/optim/")
+
+
+def _wrapper(last: Spot) -> str:
+    if not last.is_in("torch/nn/parallel/distributed.py"):
+        return ""
+    return "DDP's constructor" if last.name == "__init__" else "DDP's forward"
+
+
+def _names(stack: Sequence[Spot], file: str, name: str) -> str:
+    """Return the name of the outermost frame in a file, if it is this one."""
+    found: List[str] = [spot.name for spot in stack if spot.is_in(file) and name in (spot.name, "")]
+    return found[0] if found else ""

@@ -1,1 +1,0 @@
-"""What ranks tell each other, a room a subject (docs/dev/architecture.md)."""

@@ -1,1 +1,0 @@
-"""Before the first collective of a wrapped model all ranks compare what ddpfix does on them."""

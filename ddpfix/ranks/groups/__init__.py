@@ -1,1 +1,0 @@
-"""Names, collectives and time-outs of process groups."""
