@@ -19,7 +19,7 @@ from typing import Any
 from ddpfix.layerdrop import code_copy
 from ddpfix.patching.site import PatchError, Site
 
-from .layerdrop import FSDP_CHECK
+from ..common.layerdrop import FSDP_CHECK
 
 
 def skip(site: Site, module: ModuleType, owner: Any) -> None:

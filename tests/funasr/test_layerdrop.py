@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, Sequence
 
 import pytest
 import torch
-from ddpfix.patches.funasr import layerdrop
+from ddpfix.patches.common import layerdrop
 
 from ddpfix.layerdrop import cover, training
 from ddpfix.models import wrap_hooks
@@ -110,7 +110,7 @@ def test_other_layers_are_covered_when_a_model_is_wrapped() -> None:
     from funasr.models.transformer.encoder import EncoderLayer
 
     site = Site("test")
-    layerdrop.put_at_wrap(site, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
+    layerdrop.copied_at_wrap(site, torch.nn.parallel.distributed, torch.nn.parallel.DistributedDataParallel)
     inner = EncoderLayer(4, torch.nn.Identity(), torch.nn.Identity(), 0.0)
     inner.self_attn.forward = lambda q, k, v, mask: q  # type: ignore[method-assign]
     inner.stochastic_depth_rate = models.RATE

@@ -7,7 +7,7 @@ from typing import Any, Iterator, List, Tuple
 
 import pytest
 import torch
-from ddpfix.patches.transformers import layerdrop
+from ddpfix.patches.common import layerdrop
 from packaging.version import Version
 
 from ddpfix.layerdrop import training
@@ -45,7 +45,7 @@ class Counting:
 def patched(site: Site, name: str) -> zoo.TinyModel:
     entry = zoo.tiny_model(name)
     entry.build()
-    layerdrop.put(site, importlib.import_module(entry.module()), None)
+    layerdrop.in_modules(site, importlib.import_module(entry.module()), None)
     return entry
 
 

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 import numpy as np
 import pytest
 import torch
-from ddpfix.patches.transformers import layerdrop
+from ddpfix.patches.common import layerdrop
 
 from ddpfix.layerdrop import cover, training
 from ddpfix.patching.site import Site
@@ -44,7 +44,7 @@ def named(entries: List[zoo.TinyModel]) -> Any:
 
 def covered(site: Site, entry: zoo.TinyModel) -> torch.nn.Module:
     model = entry.build()
-    layerdrop.put(site, importlib.import_module(entry.module()), None)
+    layerdrop.in_modules(site, importlib.import_module(entry.module()), None)
     return model
 
 
@@ -80,7 +80,7 @@ def test_every_class_that_draws_is_covered(site: Site) -> None:
         except (ImportError, RuntimeError):
             # A model whose optional dependency is not installed here cannot be trained here either.
             continue
-        layerdrop.put(site, module, None)
+        layerdrop.in_modules(site, module, None)
         missed += [f"{module_name}.{name}" for name in classes if getattr(module, name) not in cover.COVERED]
     assert not missed, f"these classes skip layers and are not covered: {missed}"
 
@@ -120,7 +120,7 @@ def reference(entry: zoo.TinyModel, site: Site, decisions: List[bool]) -> Tuple[
         with zoo.scripted_draws(decisions, [entry.module()]):
             return run(entry, model)
     finally:
-        layerdrop.put(site, importlib.import_module(entry.module()), None)
+        layerdrop.in_modules(site, importlib.import_module(entry.module()), None)
 
 
 @pytest.mark.patches("transformers.layerdrop")
@@ -131,7 +131,7 @@ def test_generators_advance_as_unpatched(entry: zoo.TinyModel, site: Site) -> No
     seed_everything()
     model(**batch)
     expected = states()
-    layerdrop.put(site, importlib.import_module(entry.module()), None)
+    layerdrop.in_modules(site, importlib.import_module(entry.module()), None)
     seed_everything()
     with training.step(training.Replica(model, 3)) as step:
         model(**batch)
@@ -146,7 +146,7 @@ def test_outside_of_a_wrapped_model_the_toolkit_decides(entry: zoo.TinyModel, si
     batch = entry.batch()
     seed_everything()
     expected = entry.loss(model(**batch))
-    layerdrop.put(site, importlib.import_module(entry.module()), None)
+    layerdrop.in_modules(site, importlib.import_module(entry.module()), None)
     seed_everything()
     assert torch.equal(entry.loss(model(**batch)), expected)
 
@@ -181,7 +181,7 @@ def test_undo_leaves_the_original_forward(entry: zoo.TinyModel, site: Site) -> N
     module = importlib.import_module(entry.module())
     before = {name: vars(getattr(module, name)).get("forward") for name in entry.drawing()}
     names = set(vars(module))
-    layerdrop.put(site, module, None)
+    layerdrop.in_modules(site, module, None)
     assert all(vars(getattr(module, name)).get("forward") is not before[name] for name in before)
     site.undo()
     assert all(vars(getattr(module, name)).get("forward") is before[name] for name in before)

@@ -8,7 +8,8 @@ from typing import Any, Iterator, List
 import pytest
 import torch
 import transformers
-from ddpfix.patches.transformers import layerdrop, recording
+from ddpfix.patches.common import layerdrop
+from ddpfix.patches.transformers import recording
 from packaging.version import Version
 
 from ddpfix.layerdrop import training
@@ -30,7 +31,7 @@ def site() -> Iterator[Site]:
 
 
 def patch(site: Site, entry: zoo.TinyModel) -> None:
-    layerdrop.put(site, importlib.import_module(entry.module()), None)
+    layerdrop.in_modules(site, importlib.import_module(entry.module()), None)
     if Version("5.2") <= RELEASE:
         recording.skipped(site, transformers, None)
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 import torch
-from ddpfix.patches.transformers import layerdrop
+from ddpfix.patches.common import layerdrop
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -29,7 +29,7 @@ Whole = Callable[[nn.Module], torch.Tensor]
 @pytest.fixture(autouse=True)
 def patched() -> Iterator[None]:
     site = Site("test")
-    layerdrop.put(site, importlib.import_module(ENTRY.module()), None)
+    layerdrop.in_modules(site, importlib.import_module(ENTRY.module()), None)
     yield
     site.undo()
 
@@ -217,7 +217,7 @@ def enable(model: Any, reentrant: bool) -> None:
 def test_layers_checkpointed_by_transformers(reentrant: bool) -> None:
     entry = zoo.tiny_model("bart")
     site = Site("test")
-    layerdrop.put(site, importlib.import_module(entry.module()), None)
+    layerdrop.in_modules(site, importlib.import_module(entry.module()), None)
     try:
         results = []
         for kept in (False, True):

@@ -11,7 +11,8 @@ from typing import Any, Iterator, List, Set
 import pytest
 import torch
 import transformers
-from ddpfix.patches.transformers import checkpointing, layerdrop, overrides
+from ddpfix.patches.common import layerdrop
+from ddpfix.patches.transformers import checkpointing, overrides
 from packaging.version import Version
 from torch import nn
 
@@ -72,7 +73,7 @@ class LocalSource(OwnStack):
 
 def wrapped(site: Site, model: nn.Module) -> None:
     """Run all wrap hooks on a model."""
-    layerdrop.put_at_wrap(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
+    layerdrop.at_wrap(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
     wrap_hooks.run_before_wrap(model)
 
 

@@ -29,13 +29,14 @@ PROLOGUE = "from tests.support import readme, rooms"
 
 
 def pages() -> Dict[str, List[Patch]]:
-    """The patches by the folder that holds their code, which is also the name of a page in docs/.
+    """The patches by the name of their page in docs/: the folder that holds their code.
 
-    A patch without a fix has no code; its id is used.
+    Of code in the folder common, and of a patch without a fix, the id is used.
     """
     found: Dict[str, List[Patch]] = {}
     for patch in loader.load().patches.values():
-        found.setdefault((patch.code or patch.id).partition(".")[0], []).append(patch)
+        home = patch.id if patch.code.startswith("common.") else patch.code or patch.id
+        found.setdefault(home.partition(".")[0], []).append(patch)
     return found
 
 

@@ -56,7 +56,7 @@ IMPORTS: Dict[str, List[str]] = {name: list(imported(name, path)) for name, path
 FLOORS: Tuple[Tuple[str, ...], ...] = (
     ("internals",),
     ("pipeline",),
-    ("agreement", "data", "forwards", "jobs", "layerdrop"),
+    ("agreement", "data", "forwards", "jobs"),
     ("unused", "sharded"),
     ("diagnosis", "tracing", "replicas"),
     ("probe",),

@@ -198,6 +198,6 @@ def test_the_walk_sees_imports() -> None:
     """The tests above would pass on files in which nothing is found."""
     assert "ddpfix.import_hook" in ours("ddpfix._boot") and "ddpfix.engine" in ours("ddpfix._boot")
     assert "ddpfix.patches.torch.pipeline.ddp" in ours("ddpfix.patches.torch.unused.finalize")
-    assert "ddpfix.layerdrop.everywhere" in ours("ddpfix.patches.transformers.layerdrop")
+    assert "ddpfix.layerdrop.everywhere" in ours("ddpfix.patches.common.layerdrop")
     assert sum(map(len, map(ours, FILES))) > 200
     assert sys.version_info >= (3, 8)

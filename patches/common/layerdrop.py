@@ -1,0 +1,101 @@
+"""LayerDrop (Fan et al., arXiv 1909.11556) and stochastic depth (Huang et al., 1603.09382): all ranks skip the same.
+
+Which class draws, where its rate is, and which generator it uses is read from the code of the installed release
+(``ddpfix.layerdrop``). What is particular to a toolkit:
+
+============  =========================================  =================================================
+toolkit       who draws                                  put in place
+============  =========================================  =================================================
+transformers  families, one number a layer               by ``in_modules``; models of a user's by ``at_wrap``
+fastNLP 1.0   BART and CPT, as transformers 4.11         the same
+FunASR        a layer for itself, ``MultiSequential``    by ``copied``; other layers by ``copied_at_wrap``
+ESPnet        the same; from 202506 on e_branchformer    by ``copied``
+WeNet         a layer for itself, lists from 3.1.0 on    by ``wenet``; layers that scale by ``unscaled``
+SpeechBrain   encoders, one vector or number a forward   by ``put``
+torchaudio    ``Transformer``, one number a layer        by ``put``
+s3prl         copies of fairseq's encoders and WavLM's   by ``put``
+any other     found when a model is wrapped              by ``in_any_model``, after those above
+============  =========================================  =================================================
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Callable, Optional
+
+from ddpfix.layerdrop import code_copy, cover, everywhere
+from ddpfix.patching.site import Site
+
+# From 4.46 on all layers of a model under FSDP run, because ranks might disagree; under ZeRO 3 they always have.
+FSDP_CHECK, ZERO3_CHECK = "is_fsdp_managed_module", "is_deepspeed_zero3_enabled"
+# Up to 4.36 a skipped layer leaves ``(None, None)``, and WavLM with ``output_attentions`` asks for a third entry.
+TRANSFORMERS = code_copy.Traits(checks=(FSDP_CHECK, ZERO3_CHECK), skipped_output=(None, None))
+# Of layers that drop their attention branch, and of WeNet's that scale their output up while they are skipped.
+_BRANCH, _SCALING = "attn_branch_drop_rate", "stochastic_depth_rate"
+_plain = everywhere.sharing(code_copy.Traits())
+_transformers = everywhere.sharing(TRANSFORMERS)
+
+
+def put(site: Site, module: ModuleType, owner: Any) -> None:
+    """Rank-synchronous decisions in the training forwards of wrapped models; or no layer is skipped."""
+    everywhere.put(site, owner, _plain)
+
+
+def in_modules(site: Site, module: ModuleType, owner: Any) -> None:
+    """The same for all classes of a module."""
+    everywhere.in_module(site, module, _transformers)
+
+
+def at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
+    """The same for classes that no module of the toolkit defines: they are found when a model is wrapped."""
+    everywhere.in_models(site, _transformers)
+
+
+def in_any_model(site: Site, module: ModuleType, owner: Any) -> None:
+    """The same in models of any origin; a toolkit's whose own fix is switched off stay."""
+    everywhere.in_models(site, everywhere.unless_switched_off(site, _plain))
+
+
+def copied(site: Site, module: ModuleType, owner: Any) -> None:
+    """The same for encoders with layers copied from ESPnet, which may also drop their attention branch."""
+    everywhere.put(site, owner, _copied)
+
+
+def copied_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
+    """The same for layers of other classes, which are found when a model is wrapped."""
+    everywhere.in_models(site, _copied)
+
+
+def wenet(site: Site, module: ModuleType, owner: Any) -> None:
+    """The same for WeNet's, all of which draw from torch's global CPU generator."""
+    copied(site, module, owner)
+    copied_at_wrap(site, module, owner)
+    unscaled(site, module, owner)
+
+
+def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
+    """Have layers of WeNet 3.1.0 and later, which their list skips, run as at rate 0 where none is skipped."""
+    forward = vars(owner).get("forward")
+    scales = forward is not None and _SCALING in forward.__code__.co_names and cover.drawing_method(owner) != "forward"
+    if everywhere.is_off(site) and scales:
+        cover.never_skip(site, owner, "forward", (_SCALING,))
+
+
+def _copied(site: Site, owner: type, examined: bool) -> None:
+    everywhere.share(site, owner, examined, rate=_rate_of(owner))
+
+
+def _rate_of(owner: type) -> Optional[Callable[[Any], float]]:
+    """Return a function that gives a layer's rate in force, if the forward reads a branch's rate; None otherwise."""
+    names = [path[-1] for path in cover.rate_paths(owner, cover.drawing_method(owner) or "")]
+    if _BRANCH not in names:
+        return None
+    others = [name for name in names if name != _BRANCH]
+
+    def rate(layer: Any) -> float:
+        # The attention branch is dropped only where a learned average joins it with the other one.
+        joined = layer.use_two_branches and layer.merge_method == "learned_ave"
+        own = [float(getattr(layer, name)) for name in others]
+        return max([*own, float(getattr(layer, _BRANCH)) if joined else 0.0])
+
+    return rate

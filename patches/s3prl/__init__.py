@@ -1,1 +1,0 @@
-"""The fixes of s3prl."""
