@@ -10,11 +10,11 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 from ddpfix.exchange.bulletin import Who
 from ddpfix.exchange.connection import Connection
 from ddpfix.exchange.keys import absent, be_lowest, has, put, read
-from ddpfix.rules.facts import Called, Position, Work
+from ddpfix.rules.facts import Called, Position, TrainingProgress
 from ddpfix.system import System
 
 
-class Finding(NamedTuple):
+class HangReport(NamedTuple):
     """What was found; its text is empty where nothing was seen to be wrong."""
 
     text: str
@@ -38,14 +38,14 @@ class Alarms:
         found = self._get(f"who/{rank}")
         return None if found is None else Who(*found)
 
-    def leave(self, how: str, step: Optional[int], work: Work, called: Called) -> None:
+    def leave(self, how: str, step: Optional[int], work: TrainingProgress, called: Called) -> None:
         """This rank leaves its process group, or comes to the end of its program."""
         put(self._store(), f"left/{self._rank}", System.json([how, step, work, called]))
 
-    def left(self, rank: int) -> Optional[Tuple[str, Optional[int], Work, Called]]:
+    def left(self, rank: int) -> Optional[Tuple[str, Optional[int], TrainingProgress, Called]]:
         """Return how a rank has left, after which step, what it had done and called; None if it has not."""
         found = self._get(f"left/{rank}")
-        return None if found is None else (found[0], found[1], Work(*found[2]), Called(*found[3]))
+        return None if found is None else (found[0], found[1], TrainingProgress(*found[2]), Called(*found[3]))
 
     def alarm(self) -> int:
         """Return the number of the last alarm; 0 before the first one."""
@@ -81,14 +81,14 @@ class Alarms:
         """Return whether this rank is the one that judges."""
         return self._is_first(f"judge/{alarm}")
 
-    def tell(self, alarm: int, told: Finding) -> None:
+    def report(self, alarm: int, told: HangReport) -> None:
         """What was found."""
         put(self._store(), f"told/{alarm}", System.json(told))
 
-    def told(self, alarm: int) -> Optional[Finding]:
+    def told(self, alarm: int) -> Optional[HangReport]:
         """Return the finding; None as long as no rank has published it."""
         found = self._get(f"told/{alarm}")
-        return None if found is None else Finding(*found)
+        return None if found is None else HangReport(*found)
 
     def _is_first(self, key: str) -> bool:
         own = str(self._rank)

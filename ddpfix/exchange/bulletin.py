@@ -22,7 +22,7 @@ class End(NamedTuple):
     """How a rank has ended, and after how many training forwards, if its program came to its end.
 
     Attributes:
-        work: what it had done (:class:`ddpfix.rules.facts.Work`), if it has said so.
+        work: what it had done (:class:`ddpfix.rules.facts.TrainingProgress`), if it has said so.
         called: the collectives that its program has called (:class:`ddpfix.rules.facts.Called`), likewise.
     """
 
@@ -51,7 +51,7 @@ class Who(NamedTuple):
     pid: int
 
 
-class Bulletin:
+class FailureRecords:
     """One rank's view of it."""
 
     def __init__(self, connection: Connection, rank: int) -> None:

@@ -26,7 +26,7 @@ _KEPT = 4
 _BY_NAME = 64
 
 
-class Finding(NamedTuple):
+class Answer(NamedTuple):
     """What some ranks have found: one of them, and how many of them there are."""
 
     rank: int
@@ -42,7 +42,7 @@ class Found(NamedTuple):
         silent: the ranks that have said nothing within the limit; None where there are too many ranks to look at each.
     """
 
-    findings: List[Finding]
+    findings: List[Answer]
     silent: Optional[List[int]]
     answered: int
     size: int
@@ -89,9 +89,9 @@ def _let_read(own: Any, answered: int) -> None:
         look_until(lambda: own.add("read", 0) >= answered, lambda waited: waited > _STORE_LIMIT / 2, _PAUSE)
 
 
-def _read(own: Any, number: int) -> Optional[Finding]:
+def _read(own: Any, number: int) -> Optional[Answer]:
     if not has(own, f"finding/{number}"):
         return None
     rank, text = System.loads(own.get(f"finding/{number}"))
     digest = hashlib.sha1(text.encode()).hexdigest()
-    return Finding(rank, text, own.add(f"same/{digest}", 0))
+    return Answer(rank, text, own.add(f"same/{digest}", 0))

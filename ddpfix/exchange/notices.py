@@ -68,7 +68,7 @@ def listen(topic: str, listener: Optional[Callable[[int], None]]) -> None:
             reader.listeners[topic] = listener
 
 
-def tell(topic: str, place: int) -> None:
+def publish(topic: str, place: int) -> None:
     """Tell all ranks that look for it (:func:`is_told`); the one that tells comes to the collective after that."""
     store = passing_store()
     if store is not None:

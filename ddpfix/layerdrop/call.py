@@ -29,7 +29,7 @@ _OPERATORS: Dict[type, Callable[[Any, Any], Any]] = {
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 
 
-class Left(NamedTuple):
+class SkippedLayers(NamedTuple):
     """What a call has left out: a layer's index (-1: the module itself), certain if nothing else in it runs that."""
 
     layer: int
@@ -74,7 +74,7 @@ class Call:
         self.module, self.base, self._replica, self.method = module, base, replica, method
         # Whether all layers run, whatever the comparisons say (a sharded model, see code_copy.py).
         self.whole = False
-        self.left_out: List[Left] = []
+        self.left_out: List[SkippedLayers] = []
         # How often it was asked about each layer.
         self.visits: Dict[int, int] = {}
         self._asked: Dict[Any, int] = {}
@@ -94,7 +94,7 @@ class Call:
             index = -1 if comparison.draws_itself else self._index(layer)
             self.visits[index] = self.visits.get(index, 0) + 1
             if shared == comparison.skip:
-                self.left_out.append(Left(index, comparison.rate, comparison.is_only_run))
+                self.left_out.append(SkippedLayers(index, comparison.rate, comparison.is_only_run))
         return truth if shared == own else _negated(truth)
 
     def is_flagged(self) -> bool:
@@ -109,7 +109,7 @@ class Call:
         index = self._index(layer)
         self.visits[index] = self.visits.get(index, 0) + 1
         if skipped:
-            self.left_out.append(Left(index, "", True))
+            self.left_out.append(SkippedLayers(index, "", True))
         return skipped
 
     def _key(self, comparison: Comparison, layer: Any) -> Optional[int]:
@@ -155,13 +155,13 @@ class StepCall(Call):
         for left in () if self.whole else self.left_out:
             # A layer that ran in another turn of this call was used.
             counts[left.layer] = counts.get(left.layer, 0) + 1
-            if left.layer == -1 or (left.is_certain and left.layer >= 0 and self._rested(left, counts)):
+            if left.layer == -1 or (left.is_certain and left.layer >= 0 and self._was_skipped(left, counts)):
                 self._step.skipped.append(self._skip(left))
 
-    def _rested(self, left: Left, counts: Dict[int, int]) -> bool:
+    def _was_skipped(self, left: SkippedLayers, counts: Dict[int, int]) -> bool:
         return counts[left.layer] == self.visits[left.layer]
 
-    def _skip(self, left: Left) -> training.Skip:
+    def _skip(self, left: SkippedLayers) -> training.Skip:
         """Return the skip of a layer; one that draws for itself, or for a branch, has its index from its own list."""
         if left.layer >= 0:
             return training.Skip(self._name, self._number, left.layer)

@@ -20,13 +20,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ddpfix import log
 from ddpfix.background import Background
-from ddpfix.exchange.alarms import Alarms, Finding
+from ddpfix.exchange.alarms import Alarms, HangReport
 from ddpfix.exchange.bulletin import Who
 from ddpfix.exchange.connection import Connection
 from ddpfix.groups import calls, internals, timeouts
 from ddpfix.monitor import error_file, killed, processes
 from ddpfix.monitor.position import Tracker
-from ddpfix.rules.facts import GONE, LEFT, SILENT, STOPPED, TRACED, Absent, Called, Position, Work
+from ddpfix.rules.facts import GONE, LEFT, SILENT, STOPPED, TRACED, Called, Position, SilentRank, TrainingProgress
 from ddpfix.rules.hang import judge
 from ddpfix.system import System
 
@@ -63,7 +63,7 @@ class Alarm:
 
     def __init__(self, number: int, since: float) -> None:
         self.number, self.at, self.since = number, System.monotonic(), since
-        self.told: Optional[Finding] = None
+        self.told: Optional[HangReport] = None
         # Whether this rank has said it, and when each rank has learned of it.
         self.is_ours = False
         self.told_at = 0.0
@@ -88,7 +88,7 @@ class Monitor:
         given: Limits,
         folder: str = "",
         micro: Callable[[], int] = lambda: 0,
-        work: Callable[[], Work] = Work,
+        work: Callable[[], TrainingProgress] = TrainingProgress,
         called: Callable[[], Called] = Called,
     ) -> None:
         self._connection = Connection(store, "hang", size <= _CONNECTIONS)
@@ -211,7 +211,7 @@ class Monitor:
             if not self._judges(alarm, limit):
                 return
             alarm.told, alarm.is_ours = self._found(alarm.number, limit), True
-            self._alarms.tell(alarm.number, alarm.told)
+            self._alarms.report(alarm.number, alarm.told)
         alarm.told_at = System.monotonic()
         if alarm.told.text:
             is_written = write_stacks(alarm.told.folder, self._rank, alarm.told.text)
@@ -235,31 +235,31 @@ class Monitor:
             return False
         return all(each.how != SILENT for each in self._absent(there))
 
-    def _absent(self, there: Dict[int, Position]) -> List[Absent]:
+    def _absent(self, there: Dict[int, Position]) -> List[SilentRank]:
         return [self._why_absent(rank) for rank in range(self._size) if rank not in there]
 
-    def _why_absent(self, rank: int) -> Absent:
+    def _why_absent(self, rank: int) -> SilentRank:
         left = self._alarms.left(rank)
         if left is not None:
             how, step, done, called = left
-            return Absent(rank, LEFT, f"{how} after step {step}" if step else how, step, work=done, called=called)
+            return SilentRank(rank, LEFT, f"{how} after step {step}" if step else how, step, work=done, called=called)
         who = self._alarms.who(rank)
         if who is None:
-            return Absent(rank, SILENT, "does not answer: ddpfix is not active there")
+            return SilentRank(rank, SILENT, "does not answer: ddpfix is not active there")
         found = _ABSENT.get(processes.state_of(who))
         if found is not None:
             hint = killed.how(who.pid) if found[0] == GONE else ""
-            return Absent(rank, found[0], found[1].format(who), hint=hint)
-        return Absent(rank, SILENT, f"does not answer: process {who.pid} on {who.host}")
+            return SilentRank(rank, found[0], found[1].format(who), hint=hint)
+        return SilentRank(rank, SILENT, f"does not answer: process {who.pid} on {who.host}")
 
-    def _found(self, number: int, limit: float) -> Finding:
+    def _found(self, number: int, limit: float) -> HangReport:
         there = self._alarms.positions(number)
         found = judge(there, self._absent(there), limit)
         if found is None:
-            return Finding("", "", False)
-        return Finding(found.text, stacks_folder(self._folder), found.may_end)
+            return HangReport("", "", False)
+        return HangReport(found.text, stacks_folder(self._folder), found.may_end)
 
-    def _say(self, told: Finding, is_written: bool) -> None:
+    def _say(self, told: HangReport, is_written: bool) -> None:
         ends = self._given.exit is not None and told.may_end
         then = f"The job ends in {self._given.exit:g} s (DDPFIX_HANG_EXIT)" if ends else "The job goes on waiting"
         where = f"Python stacks of each rank: {told.folder}" if is_written else "No Python stacks could be written"
@@ -285,7 +285,7 @@ class Monitor:
         own = self._tracker.position()
         told = f"rank {self._rank} has waited in {own.what} ({own.where}) for {own.still:.0f} s; {why}"
         where = stacks_folder(self._folder)
-        self._say(Finding(told, where, False), write_stacks(where, self._rank, told))
+        self._say(HangReport(told, where, False), write_stacks(where, self._rank, told))
 
     def _end_if_due(self) -> None:
         alarm, after = self._alarm, self._given.exit

@@ -24,7 +24,7 @@ def of(frames: Sequence[FrameType]) -> Tuple[Standing, ...]:
     own: List[Standing] = []
     for frame in frames:
         code = frame.f_code
-        if not places.is_library(places.Spot(code.co_filename, frame.f_lineno, code.co_name)):
+        if not places.is_library(places.StackFrame(code.co_filename, frame.f_lineno, code.co_name)):
             loops = _around(frame) if len(own) < _MOST else ()
             own.append((code.co_filename, code.co_name, frame.f_lineno, loops))
     return tuple(own[:_MOST])

@@ -61,7 +61,7 @@ _SLEEPS = re.compile(r"\.wait\(|\bsleep\(")
 _SOURCE = 60
 
 
-class Spot(NamedTuple):
+class StackFrame(NamedTuple):
     """One frame of a stack."""
 
     file: str
@@ -90,7 +90,7 @@ class Place(NamedTuple):
 
 
 def classify(
-    stack: Sequence[Spot], training: Optional[bool] = None, on_device: bool = False, stands: bool = False
+    stack: Sequence[StackFrame], training: Optional[bool] = None, on_device: bool = False, stands: bool = False
 ) -> Place:
     """Return the place of a stack.
 
@@ -111,26 +111,28 @@ def classify(
     return Place(phase, what, where, source)
 
 
-def _users(stack: Sequence[Spot]) -> Spot:
+def _users(stack: Sequence[StackFrame]) -> StackFrame:
     """Return the innermost frame of the user's files, else of what is neither torch's, Python's nor ours."""
     own = [spot for spot in stack if is_users(spot.file)]
     others = [spot for spot in stack if not is_library(spot)]
     return (own or others or list(stack))[-1]
 
 
-def _tool(stack: Sequence[Spot], user: Spot) -> str:
+def _tool(stack: Sequence[StackFrame], user: StackFrame) -> str:
     """Return the function of a toolkit that the user's line has called, and which calls a collective: trainer.fit()."""
     inner = stack[len(stack) - list(reversed(stack)).index(user) :]
     tools = [spot for spot in inner if not is_library(spot) and spot.name not in called.HAND_ON]
     return f"{tools[-1].name} ({os.path.basename(tools[-1].file)}:{tools[-1].line}), called at " if tools else ""
 
 
-def is_library(spot: Spot) -> bool:
+def is_library(spot: StackFrame) -> bool:
     """Return whether a frame is Python's own, torch's, or ours."""
     return called.is_library(spot.file)
 
 
-def _phase(stack: Sequence[Spot], user: Spot, training: Optional[bool], source: str, stands: bool) -> Tuple[str, str]:
+def _phase(
+    stack: Sequence[StackFrame], user: StackFrame, training: Optional[bool], source: str, stands: bool
+) -> Tuple[str, str]:
     last = stack[-1]
     for phase, what in (
         (DEBUGGER, "a debugger" if _debugs(stack) else ""),
@@ -156,11 +158,11 @@ def _phase(stack: Sequence[Spot], user: Spot, training: Optional[bool], source: 
     return OTHER, _short(last)
 
 
-def _is_backward(spot: Spot) -> bool:
+def _is_backward(spot: StackFrame) -> bool:
     return spot.is_in(*_BACKWARD) or (spot.name == "backward" and spot.is_in("torch/_tensor.py"))
 
 
-def _device(stack: Sequence[Spot], training: Optional[bool]) -> str:
+def _device(stack: Sequence[StackFrame], training: Optional[bool]) -> str:
     """Return what a rank that stands in one instruction may wait for its GPU in; "the GPU" where the line reads it.
 
     The driver is called below Python, by whatever needs a value or launches a kernel when the queue is full: in the
@@ -177,18 +179,18 @@ def _device(stack: Sequence[Spot], training: Optional[bool]) -> str:
     return _short(last) if launches else ""
 
 
-def _short(spot: Spot) -> str:
+def _short(spot: StackFrame) -> str:
     """Return a function in words: "wait of multiprocessing/pool.py"; the user's own by its name."""
     if is_users(spot.file):
         return "the script" if spot.name == "<module>" else spot.name
     return f"{spot.name} of {'/'.join(spot.file.replace(os.sep, '/').split('/')[-2:])}"
 
 
-def _debugs(stack: Sequence[Spot]) -> bool:
+def _debugs(stack: Sequence[StackFrame]) -> bool:
     return any(spot.is_in(*_DEBUGGERS[2:]) or os.path.basename(spot.file) in _DEBUGGERS[:2] for spot in stack[-12:])
 
 
-def _collective(stack: Sequence[Spot]) -> str:
+def _collective(stack: Sequence[StackFrame]) -> str:
     """Return the collective, by the function that the program called; our own waiting for ranks is one as well."""
     for number, spot in enumerate(stack):
         is_ours = spot.file.startswith(OWN) and any(each.is_in("ddpfix/exchange/") for each in stack[number:])
@@ -199,14 +201,14 @@ def _collective(stack: Sequence[Spot]) -> str:
     return ""
 
 
-def _function(stack: Sequence[Spot], files: Sequence[str]) -> str:
+def _function(stack: Sequence[StackFrame], files: Sequence[str]) -> str:
     for spot in stack:
         if spot.is_in(*files):
             return f"torch.{spot.name}" if spot.is_in("torch/serialization.py") else spot.name
     return ""
 
 
-def _named(stack: Sequence[Spot], words: re.Pattern[str]) -> str:
+def _named(stack: Sequence[StackFrame], words: re.Pattern[str]) -> str:
     """Return the innermost function of the program or of a toolkit with such a name."""
     for spot in reversed(stack):
         tells = not (_TRAINS.search(spot.name) or _SEVERAL.search(spot.name) or is_library(spot))
@@ -215,34 +217,34 @@ def _named(stack: Sequence[Spot], words: re.Pattern[str]) -> str:
     return ""
 
 
-def _evaluation(stack: Sequence[Spot], training: Optional[bool]) -> str:
+def _evaluation(stack: Sequence[StackFrame], training: Optional[bool]) -> str:
     if training:
         return ""
     return _named(stack, EVALUATES) or ("forward in evaluation mode" if training is False else "")
 
 
-def _loader(stack: Sequence[Spot]) -> str:
+def _loader(stack: Sequence[StackFrame]) -> str:
     inside = _names(stack, "torch/utils/data/dataloader.py", "")
     return f"DataLoader.{inside}" if inside else ""
 
 
-def _steps(stack: Sequence[Spot]) -> bool:
+def _steps(stack: Sequence[StackFrame]) -> bool:
     """Return whether an optimizer steps; within the closure that it was given, Lightning has forward and backward."""
     inner = next((number for number in range(len(stack) - 1, -1, -1) if _is_step(stack[number])), None)
     return inner is not None and all(is_library(spot) for spot in stack[inner + 1 :])
 
 
-def _is_step(spot: Spot) -> bool:
+def _is_step(spot: StackFrame) -> bool:
     return spot.name == "step" and spot.is_in("torch/optim/")
 
 
-def _wrapper(last: Spot) -> str:
+def _wrapper(last: StackFrame) -> str:
     if not last.is_in("torch/nn/parallel/distributed.py"):
         return ""
     return "DDP's constructor" if last.name == "__init__" else "DDP's forward"
 
 
-def _names(stack: Sequence[Spot], file: str, name: str) -> str:
+def _names(stack: Sequence[StackFrame], file: str, name: str) -> str:
     """Return the name of the outermost frame in a file, if it is this one."""
     found: List[str] = [spot.name for spot in stack if spot.is_in(file) and name in (spot.name, "")]
     return found[0] if found else ""

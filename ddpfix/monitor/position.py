@@ -16,7 +16,7 @@ from ddpfix import devices
 from ddpfix.groups import calls, internals
 from ddpfix.monitor import loaders, loops, places, processes
 from ddpfix.rules import facts
-from ddpfix.rules.facts import Called, Position, Work
+from ddpfix.rules.facts import Called, Position, TrainingProgress
 from ddpfix.system import System
 from ddpfix.user_code import OWN
 
@@ -36,7 +36,7 @@ class Tracker:
         rank: int,
         step: Callable[[], Optional[int]],
         micro: Callable[[], int] = lambda: 0,
-        work: Callable[[], Work] = Work,
+        work: Callable[[], TrainingProgress] = TrainingProgress,
         called: Callable[[], Called] = Called,
     ) -> None:
         self._rank, self._step, self._micro, self._work, self._called = rank, step, micro, work, called
@@ -183,7 +183,7 @@ def _same(before: Tuple[_Key, ...], now: Tuple[_Key, ...]) -> int:
 
 
 def _place(frames: List[FrameType], stands: bool = False) -> places.Place:
-    stack = [places.Spot(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
+    stack = [places.StackFrame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
     return places.classify(stack, _training(frames), bool(devices.in_use()), stands)
 
 
@@ -196,8 +196,8 @@ def _training(frames: List[FrameType]) -> Optional[bool]:
     return None
 
 
-def _spot(frame: FrameType) -> places.Spot:
-    return places.Spot(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+def _spot(frame: FrameType) -> places.StackFrame:
+    return places.StackFrame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def _loading(frames: List[FrameType]) -> Tuple[Optional[loaders.Loading], int]:

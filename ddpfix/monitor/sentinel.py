@@ -17,11 +17,11 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.exchange import first_failure, notices
-from ddpfix.exchange.bulletin import Bulletin, End, Life
+from ddpfix.exchange.bulletin import End, FailureRecords, Life
 from ddpfix.exchange.connection import Connection, StoreLostError
 from ddpfix.monitor import error_file, killed, last_words, main_thread, processes, sys_exit
 from ddpfix.rules import differences
-from ddpfix.rules.facts import Called, Work
+from ddpfix.rules.facts import Called, TrainingProgress
 from ddpfix.system import System, Wait
 
 # Seconds between two looks at the store, and how many looks a second the store has to answer at most.
@@ -55,11 +55,11 @@ class Sentinel:
         rank: int,
         size: int,
         step: Callable[[], Optional[int]],
-        done: Callable[[], Work] = Work,
+        done: Callable[[], TrainingProgress] = TrainingProgress,
         called: Callable[[], Called] = Called,
     ) -> None:
         self._connection = Connection(store, notices.PART, size <= _CONNECTIONS)
-        self._bulletin = Bulletin(self._connection, rank)
+        self._bulletin = FailureRecords(self._connection, rank)
         self._rank, self._size, self._step, self._work, self._called = rank, size, step, done, called
         self._period = max(PERIOD, size / LOOKS)
         self._notices = notices.Reader(self._period)
@@ -188,7 +188,7 @@ class Sentinel:
         step = self._step()
         # This rank may have failed in a backward, whose gradients were still to come.
         own = self._work()._replace(missed=False)
-        differ = differences.backwards({end.rank: Work(*end.work), self._rank: own})
+        differ = differences.backwards({end.rank: TrainingProgress(*end.work), self._rank: own})
         if differ:
             return f"{end.text}. {differ}"
         alone = self._called_alone(Called(*end.called))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
-from ddpfix.rules.facts import Standing, Work
+from ddpfix.rules.facts import Standing, TrainingProgress
 
 # Rates of backwards in an optimizer step that are this far apart are no matter of where ranks stand in their steps.
 _APART = 1.25
@@ -23,7 +23,7 @@ LEAVE_NO_SYNC = (
 )
 
 
-def backwards(works: Mapping[int, Work]) -> str:
+def backwards(works: Mapping[int, TrainingProgress]) -> str:
     """Return in what ranks differ that call backward different numbers of times, with what to do; "" if they do not."""
     known = {rank: work for rank, work in works.items() if work.backwards}
     if len(known) < 2:
@@ -31,7 +31,7 @@ def backwards(works: Mapping[int, Work]) -> str:
     return _skipped(known) or _missed(known) or _rates(known)
 
 
-def _skipped(works: Dict[int, Work]) -> str:
+def _skipped(works: Dict[int, TrainingProgress]) -> str:
     least, most = min(works, key=lambda rank: works[rank].skipped), max(works, key=lambda rank: works[rank].skipped)
     number = works[most].skipped - works[least].skipped
     if not number:
@@ -56,7 +56,7 @@ def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _missed(works: Dict[int, Work]) -> str:
+def _missed(works: Dict[int, TrainingProgress]) -> str:
     """Return the same of the last forward, after which another rank waits for gradients of all."""
     missed = [rank for rank, work in works.items() if work.missed]
     steps = {work.step for work in works.values()}
@@ -69,7 +69,7 @@ def _unreached(rank: int, which: str) -> str:
     )
 
 
-def _rates(works: Dict[int, Work]) -> str:
+def _rates(works: Dict[int, TrainingProgress]) -> str:
     rates = {rank: work.backwards / work.optimizer_steps for rank, work in works.items() if work.optimizer_steps > 1}
     if len(rates) < 2:
         return ""

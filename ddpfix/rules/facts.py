@@ -27,7 +27,7 @@ EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validatio
 Standing = Tuple[str, str, int, Sequence[Tuple[int, int]]]
 
 
-class Work(NamedTuple):
+class TrainingProgress(NamedTuple):
     """What one rank has done.
 
     Attributes:
@@ -48,7 +48,7 @@ class Work(NamedTuple):
     waits: bool = False
     missed: bool = False
 
-    def ended(self) -> Work:
+    def ended(self) -> TrainingProgress:
         """Return the same of a rank whose program is over: the backward of its last forward will not come."""
         return self._replace(skipped=self.skipped + self.waits, waits=False)
 
@@ -111,7 +111,7 @@ class Position(NamedTuple):
     peer: Optional[int] = None
     patience: Optional[float] = None
     loops: Sequence[Standing] = ()
-    work: Work = Work()
+    work: TrainingProgress = TrainingProgress()
     ended: Optional[int] = None
     called: Called = Called()
 
@@ -120,7 +120,7 @@ class Position(NamedTuple):
         """Return a position from the lists that JSON made of it."""
         found = cls(*values)  # type: ignore[arg-type]
         loops = tuple((*each[:3], tuple((start, end) for start, end in each[3])) for each in found.loops)
-        return found._replace(work=Work(*found.work), loops=loops, called=Called(*found.called))
+        return found._replace(work=TrainingProgress(*found.work), loops=loops, called=Called(*found.called))
 
     def may_wait(self) -> bool:
         """Return whether it may be waiting for other ranks."""
@@ -131,7 +131,7 @@ class Position(NamedTuple):
         return self.phase == DEVICE and self.what != GPU
 
 
-class Absent(NamedTuple):
+class SilentRank(NamedTuple):
     """A rank that does not answer, and how its process is.
 
     Attributes:
@@ -148,5 +148,5 @@ class Absent(NamedTuple):
     text: str
     step: Optional[int] = None
     hint: str = ""
-    work: Work = Work()
+    work: TrainingProgress = TrainingProgress()
     called: Called = Called()

@@ -10,7 +10,7 @@ import itertools
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from ddpfix.rules import differences, facts, waiting
-from ddpfix.rules.facts import Absent, Position, Work
+from ddpfix.rules.facts import Position, SilentRank, TrainingProgress
 from ddpfix.rules.finding import Finding
 
 # Those of which the first that applies is the cause: a late rank may wait for one that is gone.
@@ -22,7 +22,7 @@ _MAY_BE_BACKWARDS = (*_MAY_BE_SHIFTED, waiting.SLOW)
 _CASES = 6
 
 
-def judge(positions: Mapping[int, Position], absent: Sequence[Absent], limit: float) -> Optional[Finding]:
+def judge(positions: Mapping[int, Position], absent: Sequence[SilentRank], limit: float) -> Optional[Finding]:
     """Return the fault of a job; None if none is seen."""
     waits = [each for each in positions.values() if each.may_wait()]
     if not any(each.still >= 0.9 * limit for each in waits) or any(map(_ends_by_itself, waits)):
@@ -41,7 +41,7 @@ def judge(positions: Mapping[int, Position], absent: Sequence[Absent], limit: fl
 
 
 def _first(
-    positions: Mapping[int, Position], absent: Sequence[Absent], waits: List[Position], limit: float
+    positions: Mapping[int, Position], absent: Sequence[SilentRank], waits: List[Position], limit: float
 ) -> Optional[Finding]:
     """Return the first rule's finding that applies."""
     for how in _ABSENT:
@@ -56,7 +56,7 @@ def _first(
     return found or (None if is_fresh else _all_waiting(positions, waits))
 
 
-def _with_backwards(found: Finding, positions: Mapping[int, Position], absent: Sequence[Absent]) -> Finding:
+def _with_backwards(found: Finding, positions: Mapping[int, Position], absent: Sequence[SilentRank]) -> Finding:
     """Return a finding, or in its place that ranks call backward different numbers of times, as all have counted."""
     if found.kind not in _MAY_BE_BACKWARDS:
         return found
@@ -66,13 +66,13 @@ def _with_backwards(found: Finding, positions: Mapping[int, Position], absent: S
     return found._replace(kind=waiting.BACKWARDS, advice=differ) if differ else found
 
 
-def _with_shift(found: Finding, positions: Mapping[int, Position], absent: Sequence[Absent]) -> Finding:
+def _with_shift(found: Finding, positions: Mapping[int, Position], absent: Sequence[SilentRank]) -> Finding:
     """Return a finding, or in its place the line at which ranks have called a collective that the others have not."""
     if found.kind not in _MAY_BE_SHIFTED:
         return found
     # Ranks that have called the same, and stand at the same line, are one case: there are few, of thousands of ranks.
     cases: Dict[Tuple[Tuple[Tuple[str, int], ...], str], List[int]] = {}
-    ranks: List[Union[Position, Absent]] = [*positions.values(), *absent]
+    ranks: List[Union[Position, SilentRank]] = [*positions.values(), *absent]
     for each in ranks:
         if each.called.counts:
             at = each.called.last if isinstance(each, Position) and each.call else ""
@@ -86,7 +86,7 @@ def _with_shift(found: Finding, positions: Mapping[int, Position], absent: Seque
     return found
 
 
-def _done(each: Position) -> Work:
+def _done(each: Position) -> TrainingProgress:
     """Return what a rank has done; gradients of the backward that it stands in may still come."""
     return each.work._replace(missed=False) if each.phase == facts.BACKWARD else each.work
 

@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from ddpfix.rules import facts
 from ddpfix.rules.differences import left_loop, shared_loop
-from ddpfix.rules.facts import Absent, Position
+from ddpfix.rules.facts import Position, SilentRank
 from ddpfix.rules.finding import Finding, several
 
 # The kinds of findings.
@@ -33,7 +33,7 @@ def kind(each: Position) -> str:
     return each.call or each.what
 
 
-def describe_absent(how: str, those: Sequence[Absent], waiting: Sequence[Position]) -> Finding:
+def describe_absent(how: str, those: Sequence[SilentRank], waiting: Sequence[Position]) -> Finding:
     """Ranks that do not answer."""
     ranks = [each.rank for each in those]
     told = ";\n".join(f"rank {each.rank} {each.text}" for each in those[:3])

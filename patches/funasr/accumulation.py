@@ -34,7 +34,7 @@ def windows(site: Site, module: ModuleType, owner: Any) -> None:
         accum_grad = _accum_grad(trainer)
         if accum_grad == 1 or not _is_ddp(model):
             return wrapped(*args, **kwargs)
-        trainers.tell(
+        trainers.report(
             trainer, f"accum_grad={accum_grad}: gradients are averaged over all ranks before each optimizer step"
         )
         with _synchronised(model, accum_grad, _last(trainer, name)):

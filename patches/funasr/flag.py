@@ -22,7 +22,7 @@ WHERE = f"train_conf.{FLAG}"
 
 
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
-    entry.before_main(site, settle)
+    entry.before_main(site, normalise)
     entry.around_main(site, _user_choice)
 
 
@@ -36,7 +36,7 @@ def group(site: Site, module: ModuleType, owner: Any) -> None:
     site.wrap(owner, "init_process_group", _group)
 
 
-def settle(run: entry.Run) -> None:
+def normalise(run: entry.Run) -> None:
     """Bring the flag to the one place where FunASR reads it, as True or False; null counts as not set."""
     conf = section(run.kwargs, "train_conf")
     before = dict(conf)

@@ -30,11 +30,11 @@ _NO_DEEPSPEED = (
 
 
 def agree(site: Site, module: ModuleType, owner: Any) -> None:
-    entry.before_main(site, settle)
+    entry.before_main(site, normalise)
     entry.around_main(site, lambda run: _one_kind(site, run))
 
 
-def settle(run: entry.Run) -> None:
+def normalise(run: entry.Run) -> None:
     """Give both places the same value; the top level wins, as in 1.4.2 and later. A ValueError stops the run."""
     conf = section(run.kwargs, "train_conf")
     names = [name for name in ("use_fsdp", "use_deepspeed", "use_ddp") if name in run.kwargs or name in conf]

@@ -38,7 +38,7 @@ def bf16(site: Site, module: ModuleType, owner: Any) -> None:
         model = trainers.epoch_of(wrapped, trainer, args, kwargs).model
         if not trainer.use_bf16:
             return wrapped(*args, **kwargs)
-        trainers.tell(
+        trainers.report(
             trainer, "use_bf16: the forward pass runs in bfloat16. This release of FunASR ignores the setting"
         )
         with _forward_in(model, _bfloat16(model)):
@@ -117,7 +117,7 @@ def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
         given = trainers.epoch_of(wrapped, trainer, args, kwargs)
         if not getattr(trainer, "use_fp16", False) or given.scaler is None or not given.scaler.is_enabled():
             return wrapped(*args, **kwargs)
-        trainers.tell(trainer, "use_fp16: unscaling gradients before they are clipped")
+        trainers.report(trainer, "use_fp16: unscaling gradients before they are clipped")
         with _clipped_unscaled(given.scaler, given.optim):
             return wrapped(*args, **kwargs)
 

@@ -36,7 +36,7 @@ def method(owner: Any, name: str) -> str:
     raise PatchError(f"{owner.__qualname__} has no {name}")
 
 
-def tell(trainer: Any, message: str) -> None:
+def report(trainer: Any, message: str) -> None:
     """A line once a trainer: an epoch may be one of hundreds of data slices."""
     log.once(message, trainer)
 

@@ -19,7 +19,7 @@ from ddpfix.patching.site import PatchError, Site
 from . import trainers
 
 
-def together(site: Site, module: ModuleType, owner: Any) -> None:
+def averaged(site: Site, module: ModuleType, owner: Any) -> None:
     """For the length of a validation, ``torch.isfinite(loss)`` has the same value in the trainers of all ranks."""
     if "isfinite" not in checks.code_names(owner, "validate_epoch"):
         raise PatchError("validate_epoch no longer asks whether the loss is finite")
@@ -32,7 +32,7 @@ def together(site: Site, module: ModuleType, owner: Any) -> None:
         seen = trainers.seen_by(module, "torch", isfinite=average.isfinite)
         with model.register_forward_hook(average.note), seen:
             result = wrapped(*args, **kwargs)
-        average.tell()
+        average.report()
         return result
 
     site.wrap(owner, "validate_epoch", validate)
@@ -75,7 +75,7 @@ class _Average:
             self.mine[3] += accuracy.item()
             self.mine[4] += 1
 
-    def tell(self) -> None:
+    def report(self) -> None:
         if self.left_out:
             log.warning(f"validation: {self.left_out} batches (all ranks) had a loss that is not finite; not averaged")
 

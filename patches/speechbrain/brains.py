@@ -7,7 +7,7 @@ from typing import Any
 from torch import distributed
 
 
-def together(brain: Any) -> bool:
+def is_distributed(brain: Any) -> bool:
     """Return whether this Brain trains on several ranks under DDP."""
     if not getattr(brain, "distributed_launch", False) or not distributed.is_available():
         return False

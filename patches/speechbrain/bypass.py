@@ -25,7 +25,7 @@ def route(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _wrapped(site: Site, wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
-    if brains.together(brain):
+    if brains.is_distributed(brain):
         for name, wrapper in getattr(brain, "modules", {}).items():
             if isinstance(wrapper, DistributedDataParallel):
                 bypass.route(site, wrapper, list(range(distributed.get_world_size())), functools.partial(_told, name))

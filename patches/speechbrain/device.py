@@ -17,7 +17,7 @@ def arrive(site: Site, module: ModuleType, owner: Any) -> None:
     know(site, Option("local_rank", "one", real=False))
     know(site, Option("distributed_launch", "flag", real=False))
     after(site, launcher)
-    after(site, settle)
+    after(site, normalise)
 
 
 def local_rank() -> Optional[int]:
@@ -78,7 +78,7 @@ def _by_options(line: Line) -> None:
         line.values.setdefault("local_rank", local_rank())
 
 
-def settle(line: Line) -> None:
+def normalise(line: Line) -> None:
     """``device``: of the GPUs, the one of this rank."""
     device = line.user_values.get("device", line.values.get("device") if "device" in line.of_yaml else None)
     if device is None:

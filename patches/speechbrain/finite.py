@@ -59,7 +59,7 @@ def _defines(kind: Any, name: str) -> Any:
 def _compute_objectives(muted: Muted, original: Any) -> Callable[..., Any]:
     def compute_objectives(self: Any, *args: Any, **kwargs: Any) -> Any:
         loss = original(self, *args, **kwargs)
-        if torch.is_grad_enabled() and brains.together(self):
+        if torch.is_grad_enabled() and brains.is_distributed(self):
             _unmute(muted, self)
             if _one_number(loss) and not bool(torch.isfinite(loss)):
                 _mute(muted, self)

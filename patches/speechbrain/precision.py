@@ -24,7 +24,7 @@ def arrive(site: Site, module: ModuleType, owner: Any) -> None:
     for name in _OPTIONS:
         know(site, Option(name, "one", real=False))
     before(site, check)
-    after(site, settle)
+    after(site, normalise)
 
 
 def check(line: Line) -> None:
@@ -59,7 +59,7 @@ def _accepted(line: Line, name: str, value: str) -> None:
         line.fail(f"--{name}=bf16: bf16 needs SpeechBrain 0.5.14. Use fp16")
 
 
-def settle(line: Line) -> None:
+def normalise(line: Line) -> None:
     """Give the release's own options the values that ``precision`` means; it beats theirs in the yaml."""
     if line.has("precision"):
         _of_yaml(line)

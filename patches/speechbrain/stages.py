@@ -55,7 +55,7 @@ def _fit(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
 
 def _run_on_main(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     brain = _validated(*args, **kwargs)
-    if brain is None or not brains.together(brain):
+    if brain is None or not brains.is_distributed(brain):
         return wrapped(*args, **kwargs)
     before = dict(_values(brain))
     result = wrapped(*args, **kwargs)

@@ -54,7 +54,7 @@ def _even(site: Site, module: ModuleType, owner: Any, names: Tuple[str, ...]) ->
     loops = [inspect.unwrap(vars(owner)[name]).__code__ for name in names]
 
     def loop(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
-        if not brains.together(brain):
+        if not brains.is_distributed(brain):
             return wrapped(*args, **kwargs)
         original = vars(module)["tqdm"]
 

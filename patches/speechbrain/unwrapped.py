@@ -50,7 +50,7 @@ def share(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _statistics(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
-    for name, module in brain.modules.named_modules() if brains.together(brain) else ():
+    for name, module in brain.modules.named_modules() if brains.is_distributed(brain) else ():
         kind = type(module)
         ours = any(module_of(level) == _STATISTICS for level in kind.__mro__)
         if ours and kind.__name__ == "InputNormalization" and getattr(module, "norm_type", "") in ("global", "speaker"):
@@ -63,7 +63,7 @@ def _statistics(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
 
 def _wrapped(compared: Compared, wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
-    if brains.together(brain):
+    if brains.is_distributed(brain):
         compared.look(brain)
     return result
 

@@ -49,7 +49,7 @@ def _plain(node: Any) -> Any:
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
     """Read the yaml when the command line is parsed."""
     before(site, misplaced)
-    after(site, settle)
+    after(site, normalise)
 
 
 def misplaced(line: Line) -> None:
@@ -92,7 +92,7 @@ def _override(tree: Mapping[str, Any], path: List[str], value: Any, key: str, te
     return f"--{path[0]}='{inner}'"
 
 
-def settle(line: Line) -> None:
+def normalise(line: Line) -> None:
     """Put the yaml's values in the run options for which nothing was typed."""
     for name in filter(line.has, line.options):
         value = _plain(line.tree.get(name))

@@ -12,7 +12,7 @@ from torch import distributed
 
 from ddpfix.exchange import comparison
 from ddpfix.exchange import keys as store
-from ddpfix.exchange.comparison import Finding
+from ddpfix.exchange.comparison import Answer
 
 LIMIT = 0.3
 
@@ -55,7 +55,7 @@ def test_a_rank_that_says_nothing_is_named_within_the_limit(shared: Any) -> None
     assert time.monotonic() - begun < LIMIT + 3
     for found in (first, second):
         assert found.silent == [2, 3] and (found.answered, found.size) == (2, 4)
-        assert sorted(found.findings) == [Finding(0, "a", 1), Finding(1, "b", 1)]
+        assert sorted(found.findings) == [Answer(0, "a", 1), Answer(1, "b", 1)]
 
 
 def test_a_store_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from torch import distributed
 
 from ddpfix.exchange import rendezvous
-from ddpfix.exchange.bulletin import Bulletin
+from ddpfix.exchange.bulletin import FailureRecords
 from ddpfix.exchange.connection import Connection
 from ddpfix.groups import internals
 from ddpfix.monitor.sentinel import Sentinel
@@ -115,7 +115,7 @@ def test_a_store_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_undoes_ddpfix_is_not_taken_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     store = distributed.HashStore()
     monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
-    others = Bulletin(Connection(store, "failed", own=False), 1)
+    others = FailureRecords(Connection(store, "failed", own=False), 1)
     watching = Sentinel(store, 0, 2, lambda: 3)
     try:
         begun = time.monotonic()

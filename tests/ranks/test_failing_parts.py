@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from ddpfix import user_code
 from ddpfix.exchange import bulletin, connection
-from ddpfix.exchange.bulletin import Bulletin, End, Life
+from ddpfix.exchange.bulletin import End, FailureRecords, Life
 from ddpfix.exchange.connection import Connection
 from ddpfix.monitor import last_words, processes, sys_exit
 from tests.ranks import failing
@@ -228,7 +228,7 @@ def test_a_worker_of_multiprocessing_fails_where_it_ends(tmp_path: Path, method:
 def test_what_ranks_leave_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     store = torch.distributed.HashStore()
     monkeypatch.setattr(Connection, "store", lambda self: store)
-    one, other = (Bulletin(Connection.__new__(Connection), rank) for rank in (0, 1))
+    one, other = (FailureRecords(Connection.__new__(Connection), rank) for rank in (0, 1))
     assert one.ends() == [] and one.cause() is None and one.life(1) is None
     other.beat(7)
     life = one.life(1)

@@ -15,7 +15,7 @@ import pytest
 
 import ddpfix
 from ddpfix.cli.doctor import activation, choices, command, examination, limits, private, ranks, screen
-from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, in_order
+from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Problem, in_order
 from ddpfix.matrix import loader
 from tests.support import ranks as processes
 
@@ -36,7 +36,7 @@ def shown(capsys: pytest.CaptureFixture[str], as_json: bool = False) -> Tuple[in
     return (code, *capsys.readouterr())
 
 
-def about(findings: List[Finding], *words: str) -> List[str]:
+def about(findings: List[Problem], *words: str) -> List[str]:
     """The levels of the findings whose text has all of the words."""
     return [each.level for each in findings if all(word in each.text for word in words)]
 
@@ -107,7 +107,7 @@ def rank(number: int, report: Dict[str, Any], **facts: str) -> Dict[str, Any]:
 
 
 def test_thousands_of_ranks_have_a_report_of_one_size() -> None:
-    sick = Finding(WARNING, "limits", "/dev/shm has 64 MiB", "more")
+    sick = Problem(WARNING, "limits", "/dev/shm has 64 MiB", "more")
     well: Dict[str, Any] = {"findings": []}
     ill = {"findings": [sick._asdict()]}
     every = [rank(n, ill if n >= 1000 else well, **({"open files": str(n)} if n % 2 else {})) for n in range(4096)]
@@ -195,7 +195,7 @@ def test_a_part_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_stops_a_training_comes_first() -> None:
-    slow, stops = Finding(WARNING, "x", "slow", ""), Finding(BLOCKS, "x", "stops", "")
+    slow, stops = Problem(WARNING, "x", "slow", ""), Problem(BLOCKS, "x", "stops", "")
     assert in_order([slow, stops]) == [stops, slow]
 
 

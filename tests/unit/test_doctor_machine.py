@@ -10,7 +10,7 @@ from typing import Dict, List
 import pytest
 
 from ddpfix.cli.doctor import limits, network
-from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding
+from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Problem
 from ddpfix.cli.doctor.network import Interface
 
 V4, V6 = int(socket.AF_INET), int(socket.AF_INET6)
@@ -18,7 +18,7 @@ LO = [Interface("lo", V4, "127.0.0.1"), Interface("lo", V6, "::1")]
 ETH = [Interface("eth0", V4, "10.0.0.5"), Interface("eth0", V6, "fe80::1")]
 
 
-def about(findings: List[Finding], *words: str) -> List[str]:
+def about(findings: List[Problem], *words: str) -> List[str]:
     """The levels of the findings whose text has all of the words."""
     return [each.level for each in findings if all(word in each.text for word in words)]
 

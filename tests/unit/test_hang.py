@@ -19,23 +19,23 @@ from ddpfix.matrix import loader
 from ddpfix.monitor import hang as monitor
 from ddpfix.monitor import loaders, places, processes
 from ddpfix.monitor.hang import PERIOD
-from ddpfix.monitor.places import Spot
+from ddpfix.monitor.places import StackFrame
 from ddpfix.monitor.position import Tracker
 from ddpfix.rules import facts
 
 TORCH = os.path.dirname(torch.__file__)
 
 
-def in_torch(file: str, name: str) -> Spot:
-    return Spot(os.path.join(TORCH, *file.split("/")), 1, name)
+def in_torch(file: str, name: str) -> StackFrame:
+    return StackFrame(os.path.join(TORCH, *file.split("/")), 1, name)
 
 
-MAIN = Spot("/home/someone/train.py", 88, "main")
+MAIN = StackFrame("/home/someone/train.py", 88, "main")
 PYTHON = os.path.dirname(os.__file__)
 CALL = in_torch("nn/modules/module.py", "_call_impl")
 ENGINE = in_torch("autograd/graph.py", "_engine_run_backward")
 LOADS = in_torch("utils/data/dataloader.py", "__next__")
-STACKS: List[Tuple[List[Spot], Optional[bool], str, str]] = [
+STACKS: List[Tuple[List[StackFrame], Optional[bool], str, str]] = [
     ([MAIN, LOADS, in_torch("utils/data/dataloader.py", "_next_data")], None, facts.LOADER, "DataLoader.__next__"),
     ([MAIN, in_torch("_tensor.py", "backward"), ENGINE], None, facts.BACKWARD, "backward"),
     ([MAIN, in_torch("distributed/distributed_c10d.py", "all_reduce")], None, facts.COLLECTIVE, "all_reduce"),
@@ -44,7 +44,7 @@ STACKS: List[Tuple[List[Spot], Optional[bool], str, str]] = [
     ([MAIN, in_torch("nn/parallel/distributed.py", "__init__")], None, facts.WRAPPER, "DDP's constructor"),
     ([MAIN, in_torch("serialization.py", "save"), MAIN], None, facts.CHECKPOINT, "torch.save"),
     (
-        [MAIN, Spot(f"{PYTHON}/pdb.py", 1, "interaction"), Spot(f"{PYTHON}/cmd.py", 1, "cmdloop")],
+        [MAIN, StackFrame(f"{PYTHON}/pdb.py", 1, "interaction"), StackFrame(f"{PYTHON}/cmd.py", 1, "cmdloop")],
         None,
         facts.DEBUGGER,
         "",
@@ -63,7 +63,7 @@ STACKS: List[Tuple[List[Spot], Optional[bool], str, str]] = [
     # Activation checkpointing is no save, and the program around @record no collective.
     ([MAIN, in_torch("utils/checkpoint.py", "checkpoint"), CALL], True, facts.FORWARD, "forward"),
     ([in_torch("distributed/elastic/multiprocessing/errors/__init__.py", "wrapper"), MAIN], None, facts.OTHER, "main"),
-    ([MAIN, Spot(f"{PYTHON}/threading.py", 1, "wait")], None, facts.OTHER, "wait of "),
+    ([MAIN, StackFrame(f"{PYTHON}/threading.py", 1, "wait")], None, facts.OTHER, "wait of "),
 ]
 
 
@@ -77,25 +77,25 @@ def test_a_stack_is_told_by_its_files_and_names(number: int) -> None:
 def test_a_line_that_waits_for_the_gpu_is_told_by_its_text(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("total += loss.item()\nwork.wait()\n")
-    stack = [Spot(str(script), 1, "main")]
+    stack = [StackFrame(str(script), 1, "main")]
     assert places.classify(stack, on_device=True).phase == facts.DEVICE
     assert places.classify(stack).phase == facts.OTHER
-    assert places.classify([Spot(str(script), 2, "main")]).phase == facts.COLLECTIVE
+    assert places.classify([StackFrame(str(script), 2, "main")]).phase == facts.COLLECTIVE
 
 
 GRAD_SCALER, LINEAR = in_torch("amp/grad_scaler.py", "_maybe_opt_step"), in_torch("nn/modules/linear.py", "forward")
 TRAINER = "/venv/lib/python3/site-packages/transformers/trainer.py"
 # What a rank stands in that waits for its GPU: the line of the innermost frame, the frames below the script, what is
 # said. The driver is called below Python, so no frame of its own is there.
-READS: List[Tuple[str, List[Spot], str]] = [
+READS: List[Tuple[str, List[StackFrame], str]] = [
     ("total += loss.item()", [], facts.GPU),
     ("if torch.isnan(loss):", [], facts.GPU),
     ("total += float(loss)", [], facts.GPU),
     ("x = x.to(device)", [], facts.GPU),
     ("return sum(v.item() for v in found.values())", [GRAD_SCALER], facts.GPU),
-    ("loss = tr_loss.mean().item()", [Spot(TRAINER, 1, "_maybe_log_save_evaluate")], facts.GPU),
-    ("and (torch.isnan(loss) or torch.isinf(loss))", [Spot(TRAINER, 1, "_inner_training_loop")], facts.GPU),
-    ("self.total = loss.detach().cpu()", [Spot("/venv/site-packages/funasr/t.py", 1, "train_epoch")], facts.GPU),
+    ("loss = tr_loss.mean().item()", [StackFrame(TRAINER, 1, "_maybe_log_save_evaluate")], facts.GPU),
+    ("and (torch.isnan(loss) or torch.isinf(loss))", [StackFrame(TRAINER, 1, "_inner_training_loop")], facts.GPU),
+    ("self.total = loss.detach().cpu()", [StackFrame("/venv/site-packages/funasr/t.py", 1, "train_epoch")], facts.GPU),
     ("return F.linear(x, w)", [CALL, LINEAR], "forward of modules/linear.py"),
     (
         "torch._foreach_add_(a, b)",
@@ -107,17 +107,17 @@ READS: List[Tuple[str, List[Spot], str]] = [
     ("torch._C._synchronize()", [in_torch("cuda/__init__.py", "synchronize")], "synchronize of"),
 ]
 # The same of what waits for something else, or computes.
-OTHERS: List[Tuple[str, List[Spot], str]] = [
+OTHERS: List[Tuple[str, List[StackFrame], str]] = [
     ("time.sleep(float(seconds))", [], facts.OTHER),
     ("found = library.decode(lattice)", [], facts.OTHER),
     ("data = self._get_data().to(device)", [LOADS], facts.LOADER),
-    ("waiter.acquire()", [Spot(f"{PYTHON}/threading.py", 1, "wait")], facts.OTHER),
+    ("waiter.acquire()", [StackFrame(f"{PYTHON}/threading.py", 1, "wait")], facts.OTHER),
     ("return self.file.write(data.cpu())", [in_torch("serialization.py", "save")], facts.CHECKPOINT),
     ("work = group.all_reduce(x.to(device))", [in_torch("distributed/distributed_c10d.py", "f")], facts.COLLECTIVE),
 ]
 
 
-def standing(monkeypatch: pytest.MonkeyPatch, line: str, below: List[Spot], **how: bool) -> places.Place:
+def standing(monkeypatch: pytest.MonkeyPatch, line: str, below: List[StackFrame], **how: bool) -> places.Place:
     innermost = [MAIN, *below][-1].file
     texts = {innermost: line}
     monkeypatch.setattr(linecache, "getline", lambda file, number: texts.get(file, ""))
@@ -126,7 +126,7 @@ def standing(monkeypatch: pytest.MonkeyPatch, line: str, below: List[Spot], **ho
 
 @pytest.mark.parametrize(("line", "below", "what"), READS, ids=[each[0] for each in READS])
 def test_whatever_stands_in_one_instruction_may_wait_for_its_gpu(
-    monkeypatch: pytest.MonkeyPatch, line: str, below: List[Spot], what: str
+    monkeypatch: pytest.MonkeyPatch, line: str, below: List[StackFrame], what: str
 ) -> None:
     place = standing(monkeypatch, line, below, on_device=True, stands=True)
     assert place.phase == facts.DEVICE and place.what.startswith(what), place
@@ -136,7 +136,7 @@ def test_whatever_stands_in_one_instruction_may_wait_for_its_gpu(
     assert standing(monkeypatch, line, below, stands=True).phase != facts.DEVICE
 
 
-OWN_FORWARD = [CALL, Spot("/home/me/model.py", 1, "forward")]
+OWN_FORWARD = [CALL, StackFrame("/home/me/model.py", 1, "forward")]
 
 
 def test_a_models_own_forward_that_stands_may_find_the_queue_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,17 +155,17 @@ def test_a_models_own_forward_that_stands_may_find_the_queue_full(monkeypatch: p
 
 @pytest.mark.parametrize(("line", "below", "phase"), OTHERS, ids=[each[0] for each in OTHERS])
 def test_what_waits_for_something_else_is_told_as_before(
-    monkeypatch: pytest.MonkeyPatch, line: str, below: List[Spot], phase: str
+    monkeypatch: pytest.MonkeyPatch, line: str, below: List[StackFrame], phase: str
 ) -> None:
     assert standing(monkeypatch, line, below, on_device=True, stands=True).phase == phase
 
 
 def test_a_name_of_several_things_tells_none() -> None:
     """transformers' Trainer reads the loss there, in each step that is logged."""
-    inside = [MAIN, Spot(TRAINER, 1, "_maybe_log_save_evaluate")]
+    inside = [MAIN, StackFrame(TRAINER, 1, "_maybe_log_save_evaluate")]
     assert places.classify(inside).phase == facts.OTHER
-    assert places.classify([MAIN, Spot(TRAINER, 1, "evaluate")]).phase == facts.EVALUATION
-    assert places.classify([MAIN, Spot(TRAINER, 1, "_save_checkpoint")]).phase == facts.CHECKPOINT
+    assert places.classify([MAIN, StackFrame(TRAINER, 1, "evaluate")]).phase == facts.EVALUATION
+    assert places.classify([MAIN, StackFrame(TRAINER, 1, "_save_checkpoint")]).phase == facts.CHECKPOINT
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="only Linux tells the state of a process")

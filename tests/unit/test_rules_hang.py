@@ -22,7 +22,7 @@ def at(rank: int, phase: str, count: int = 8, step: int = 3, **more: Any) -> Pos
     return Position(rank, step, {"0 group": count}, phase, what, "train.py:88", **fields)
 
 
-def judged(*ranks: Position, absent: Tuple[facts.Absent, ...] = ()) -> Optional[Finding]:
+def judged(*ranks: Position, absent: Tuple[facts.SilentRank, ...] = ()) -> Optional[Finding]:
     return hang.judge({each.rank: each for each in ranks}, list(absent), LIMIT)
 
 
@@ -211,11 +211,11 @@ def test_a_rank_that_is_past_its_data_is_told_from_one_that_computes() -> None:
 def test_ranks_that_are_gone_or_stopped_come_first() -> None:
     late = at(1, facts.LOADER, 7, 2)
     for how in (facts.GONE, facts.STOPPED, facts.TRACED, facts.LEFT):
-        found = judged(*WAITS, late, absent=(facts.Absent(3, how, "is not there"),))
+        found = judged(*WAITS, late, absent=(facts.SilentRank(3, how, "is not there"),))
         assert found is not None and found.ranks == [3] and "rank 3 is not there" in found.text, found
         assert found.may_end == (how != facts.TRACED)
     # Of one that is silent nothing is known: a rank that is late explains more.
-    found = judged(*WAITS, late, absent=(facts.Absent(3, facts.SILENT, "does not answer"),))
+    found = judged(*WAITS, late, absent=(facts.SilentRank(3, facts.SILENT, "does not answer"),))
     assert found is not None and found.ranks == [1]
 
 

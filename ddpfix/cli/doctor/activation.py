@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional
 import ddpfix
 from ddpfix import _env
 from ddpfix.cli.doctor import private, versions
-from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, Section
+from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Problem, Section
 
 _SAVE = "pip install --force-reinstall --no-deps ddpfix (or the path of your clone)"
 
@@ -31,7 +31,7 @@ def _waits() -> bool:
 
 def look() -> Section:
     """Return the section."""
-    findings: List[Finding] = []
+    findings: List[Problem] = []
     here, switch = Path(ddpfix.__file__ or "").parent, _switch(findings)
     start_files = [_start_file(folder / "ddpfix.pth", here) for folder in site_packages()]
     found = {
@@ -47,14 +47,14 @@ def look() -> Section:
     return found, findings
 
 
-def _switch(findings: List[Finding]) -> str:
+def _switch(findings: List[Problem]) -> str:
     value = os.environ.get("DDPFIX")
     if value is None or not value.strip():
         return "not set"
     try:
         return "on" if _env.switch(value) else "off"
     except ValueError as error:
-        findings.append(Finding(BLOCKS, "activation", str(error), "set DDPFIX=1, or unset it"))
+        findings.append(Problem(BLOCKS, "activation", str(error), "set DDPFIX=1, or unset it"))
         return "not understood"
 
 
@@ -98,7 +98,7 @@ def is_intact(content: bytes, file: Path, here: Path) -> bool:
     return b"ddpfix._boot.start()" in content
 
 
-def _installed_in(here: Path, findings: List[Finding]) -> Optional[str]:
+def _installed_in(here: Path, findings: List[Problem]) -> Optional[str]:
     """Return the place of the installed ddpfix; a finding if scripts would import other code than this command runs."""
     for folder in site_packages():
         other = folder / "ddpfix"
@@ -107,7 +107,7 @@ def _installed_in(here: Path, findings: List[Finding]) -> Optional[str]:
                 one, two = private.path(here), private.path(other)
                 text = f"this command runs ddpfix from {one}, but training scripts import {two}, and the code differs"
                 cure = "install the first one again (pip install .), or run the doctor from another folder"
-                findings.append(Finding(WARNING, "activation", text, cure))
+                findings.append(Problem(WARNING, "activation", text, cure))
             return private.path(other)
     return None
 
@@ -124,11 +124,11 @@ def _same(file: Path, name: Path, here: Path) -> bool:
     return bool(beside) and beside[0].read_bytes() == file.read_bytes()
 
 
-def _judge(found: Dict[str, Any], findings: List[Finding]) -> None:
+def _judge(found: Dict[str, Any], findings: List[Problem]) -> None:
     for entry in found["start_files"]:
         if not entry["intact"]:
             text = f"{entry['file']} was changed after the installation: DDPFIX=1 may do nothing"
-            findings.append(Finding(WARNING, "activation", text, _SAVE))
+            findings.append(Problem(WARNING, "activation", text, _SAVE))
     if found["switch"] != "on" or found["active"] or _waits():
         # Where it waits and is not active, a setting has been refused, which is said elsewhere.
         return
@@ -138,4 +138,4 @@ def _judge(found: Dict[str, Any], findings: List[Finding]) -> None:
     else:
         text = "DDPFIX is on, but ddpfix is not active: this interpreter reads no ddpfix.pth"
         cure = "install ddpfix into this environment, or start the program with python -m ddpfix run"
-    findings.append(Finding(WARNING, "activation", text, cure))
+    findings.append(Problem(WARNING, "activation", text, cure))

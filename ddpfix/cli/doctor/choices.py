@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ddpfix.cli import plan
 from ddpfix.cli.doctor import activation, private
-from ddpfix.cli.doctor.finding import BLOCKS, Finding, Section
+from ddpfix.cli.doctor.finding import BLOCKS, Problem, Section
 from ddpfix.matrix import resolve, settings, untested
 from ddpfix.matrix.model import Matrix
 from ddpfix.matrix.settings import SETTINGS, Settings, SettingsError, switch_name
@@ -47,8 +47,8 @@ def look_at_settings(whole: Matrix, values: Settings, errors: List[str]) -> Sect
         "refused": errors,
     }
     cure = "correct or unset it: until then ddpfix is off and python -m ddpfix run refuses to start"
-    earlier = [Finding("warning", "settings", *text.split(": ", 1)) for text in map(private.text, values.gone)]
-    return found, [*(Finding(BLOCKS, "settings", error, cure) for error in errors), *earlier]
+    earlier = [Problem("warning", "settings", *text.split(": ", 1)) for text in map(private.text, values.gone)]
+    return found, [*(Problem(BLOCKS, "settings", error, cure) for error in errors), *earlier]
 
 
 def look_at_patches(whole: Matrix, toolkits: Mapping[str, Optional[str]], values: Settings) -> Section:
@@ -64,11 +64,11 @@ def look_at_patches(whole: Matrix, toolkits: Mapping[str, Optional[str]], values
         if state is not None and state.state == "failed":
             text = f"{entry['id']} could not be applied: {private.text(state.reason)}"
             cure = f"please report this; {switch_name(entry['id'])}=0 silences it"
-            findings.append(Finding("warning", "patches", text, cure))
+            findings.append(Problem("warning", "patches", text, cure))
     return {"entries": entries}, findings
 
 
-def _untested(text: str) -> Finding:
+def _untested(text: str) -> Problem:
     """Return the finding of a release that was not tested; its line has the cure behind the semicolon."""
     what, _, cure = text.partition("; ")
-    return Finding("warning", "patches", what, cure or "if it fails, install the nearest release")
+    return Problem("warning", "patches", what, cure or "if it fails, install the nearest release")

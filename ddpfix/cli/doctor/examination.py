@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Tuple
 
 from ddpfix.cli.doctor import activation, choices, limits, network, private, versions
-from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, Section, in_order
+from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Problem, Section, in_order
 from ddpfix.matrix import loader
 
 #: The form of the data; a key that goes or changes its meaning makes it a new one.
@@ -18,7 +18,7 @@ def make() -> Dict[str, Any]:
     values, errors = choices.read(whole)
     torch, problem = versions.torch_here()
     found: Dict[str, Any] = {}
-    findings: List[Finding] = []
+    findings: List[Problem] = []
 
     def part(name: str, look: Callable[[], Section]) -> None:
         found[name], wrong = _safe(name, look)
@@ -40,11 +40,11 @@ def make() -> Dict[str, Any]:
     return {**head, **found}
 
 
-def _safe(name: str, look: Callable[[], Section]) -> Tuple[Dict[str, Any], List[Finding]]:
+def _safe(name: str, look: Callable[[], Section]) -> Tuple[Dict[str, Any], List[Problem]]:
     try:
         return look()
     except Exception as error:
         text = f"this part could not be examined: {private.error(error)}"
         return {"error": private.error(error)}, [
-            Finding(WARNING, name, text, "please report this; the other parts are complete")
+            Problem(WARNING, name, text, "please report this; the other parts are complete")
         ]

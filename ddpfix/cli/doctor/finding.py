@@ -7,7 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 BLOCKS, WARNING = "blocks", "warning"
 
 
-class Finding(NamedTuple):
+class Problem(NamedTuple):
     """One problem; its level is :data:`BLOCKS` if no training can run like this, else :data:`WARNING`."""
 
     level: str
@@ -17,9 +17,9 @@ class Finding(NamedTuple):
 
 
 #: The facts of one section, and what is wrong with them.
-Section = Tuple[Dict[str, Any], List[Finding]]
+Section = Tuple[Dict[str, Any], List[Problem]]
 
 
-def in_order(findings: List[Finding]) -> List[Finding]:
+def in_order(findings: List[Problem]) -> List[Problem]:
     """Return findings in order: those that stop a training come first."""
     return sorted(findings, key=lambda finding: finding.level != BLOCKS)

@@ -12,7 +12,7 @@ import socket
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from ddpfix.cli.doctor import private
-from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, Section
+from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Problem, Section
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 # Interfaces that are shown; a host of containers has hundreds.
@@ -63,7 +63,7 @@ def look(
 ) -> Section:
     """Return the section."""
     environ = os.environ if environ is None else environ
-    findings: List[Finding] = []
+    findings: List[Problem] = []
     every = _here(findings) if every is None else every
     names = list(dict.fromkeys(each.name for each in every))
     found: Dict[str, Any] = {
@@ -77,12 +77,12 @@ def look(
     return found, findings
 
 
-def _here(findings: List[Finding]) -> List[Interface]:
+def _here(findings: List[Problem]) -> List[Interface]:
     try:
         return list(addresses())
     except (OSError, AttributeError, ValueError) as error:
         text = f"the network interfaces could not be read: {private.error(error)}"
-        findings.append(Finding(WARNING, "network", text, "if ranks do not connect, run ip addr"))
+        findings.append(Problem(WARNING, "network", text, "if ranks do not connect, run ip addr"))
         return []
 
 
@@ -138,7 +138,7 @@ def _judge(
     names: Sequence[str],
     backend: Optional[str],
     environ: Mapping[str, str],
-    findings: List[Finding],
+    findings: List[Problem],
 ) -> None:
     here = ", ".join(names[:_SHOWN])
     takes = found["gloo"]["would_take"]
@@ -152,13 +152,13 @@ def _judge(
         if names and wrong[library]:
             level = BLOCKS if backend == library else WARNING
             text = f"{variable} names no interface with an address on this machine"
-            findings.append(Finding(level, "network", text, f"unset it, or choose from {here}"))
+            findings.append(Problem(level, "network", text, f"unset it, or choose from {here}"))
     size, local = _number(environ, "WORLD_SIZE"), _number(environ, "LOCAL_WORLD_SIZE")
     if found["gloo"]["loopback"] and size and local and size > local:
         text = "gloo would use the loopback interface, which other machines cannot reach"
         outside = ", ".join(name for name in names[:_SHOWN] if name != "lo") or "none here"
         cure = f"set GLOO_SOCKET_IFNAME to the interface between the machines ({outside})"
-        findings.append(Finding(BLOCKS if backend == "gloo" else WARNING, "network", text, cure))
+        findings.append(Problem(BLOCKS if backend == "gloo" else WARNING, "network", text, cure))
 
 
 def _number(environ: Mapping[str, str], name: str) -> Optional[int]:

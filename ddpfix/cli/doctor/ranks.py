@@ -18,7 +18,7 @@ from rich.table import Table
 from ddpfix import __version__, _env
 from ddpfix.cli import plan
 from ddpfix.cli.doctor import choices, examination, private, screen
-from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Finding, in_order
+from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Problem, in_order
 from ddpfix.cli.plan import plain
 from ddpfix.matrix import detect, loader, resolve
 
@@ -139,12 +139,12 @@ def _result(every: Sequence[Mapping[str, Any]], backend: str, group_seconds: flo
     wrong = [each["rank"] for each in every if not each["right"]]
     if wrong:
         text = f"all_reduce gave a wrong sum on rank {_listed(wrong)}"
-        findings.append(Finding(BLOCKS, "ranks", text, "the network or a GPU corrupts data: train without these hosts"))
+        findings.append(Problem(BLOCKS, "ranks", text, "the network or a GPU corrupts data: train without these hosts"))
     having: Dict[Tuple[str, ...], List[int]] = defaultdict(list)
     for each in every:
         for found in each["findings"]:
             having[tuple(found[name] for name in ("level", "about", "text", "cure"))].append(each["rank"])
-    findings += [Finding(w[0], w[1], f"{w[2]} [rank {_listed(ranks)}]", w[3]) for w, ranks in having.items()]
+    findings += [Problem(w[0], w[1], f"{w[2]} [rank {_listed(ranks)}]", w[3]) for w, ranks in having.items()]
     times = [each["all_reduce_ms"] for each in every]
     return {
         "format": examination.FORMAT,
@@ -168,11 +168,11 @@ def _values(every: Sequence[Mapping[str, Any]], kind: str) -> Iterator[Tuple[str
             yield name, ranks
 
 
-def _difference(name: str, ranks: Mapping[str, Sequence[int]], level: str) -> Finding:
+def _difference(name: str, ranks: Mapping[str, Sequence[int]], level: str) -> Problem:
     shown = [f"{value or 'not set'} on rank {_listed(own)}" for value, own in list(ranks.items())[:4]]
     more = f", and {len(ranks) - 4} more values" if len(ranks) > 4 else ""
     cure = "give all ranks the same environment and installation"
-    return Finding(level, "ranks", f"{name} differs: {', '.join(shown)}{more}", cure)
+    return Problem(level, "ranks", f"{name} differs: {', '.join(shown)}{more}", cure)
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpfix import __version__
 from ddpfix.cli.doctor import private
-from ddpfix.cli.doctor.finding import BLOCKS, Finding, Section
+from ddpfix.cli.doctor.finding import BLOCKS, Problem, Section
 from ddpfix.matrix import detect
 from ddpfix.matrix.model import Matrix
 
@@ -44,12 +44,12 @@ def look(whole: Matrix, torch: Optional[ModuleType], problem: str) -> Section:
         "beside": {name: version for name in _BESIDE for version in [version_of(name)] if version},
         "torch": built(torch) if torch is not None else {"error": problem},
     }
-    findings: List[Finding] = []
+    findings: List[Problem] = []
     if torch is None:
         cure = "install torch for this interpreter"
         if problem != "not installed":
             cure = "reinstall torch; if the message names a file of yours, rename that file"
-        findings.append(Finding(BLOCKS, "versions", f"torch cannot be imported: {problem}", cure))
+        findings.append(Problem(BLOCKS, "versions", f"torch cannot be imported: {problem}", cure))
     return found, findings
 
 

@@ -13,7 +13,7 @@ from ddpfix.trace.reader import Run
 TEXTS, NAMED = 500, 8
 
 
-class Seen:
+class Occurrences:
     """The count of one report, the ranks that made it, and its first step."""
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ class Logged:
         # The last moment of any rank's rows; the ranks without an end, and the step that was under way.
         self.last_row = 0.0
         self.unended: List[Dict[str, Any]] = []
-        self._events: Dict[Tuple[str, str], Seen] = {}
-        self._settings: Dict[Tuple[str, str, str, str], Seen] = {}
-        self._patches: Dict[Tuple[str, str, str], Seen] = {}
-        self._places: Dict[Tuple[str], Seen] = {}
+        self._events: Dict[Tuple[str, str], Occurrences] = {}
+        self._settings: Dict[Tuple[str, str, str, str], Occurrences] = {}
+        self._patches: Dict[Tuple[str, str, str], Occurrences] = {}
+        self._places: Dict[Tuple[str], Occurrences] = {}
 
     def add(self, run: Run) -> None:
         header = clean.table(run.header)
@@ -98,12 +98,12 @@ class Logged:
         for row in clean.rows(run.stalls):
             self._note(self._places, (clean.text(row.get("phase")),), run.rank, row)
 
-    def _note(self, seen: Dict[Any, Seen], key: Any, rank: int, row: Dict[str, Any]) -> None:
+    def _note(self, seen: Dict[Any, Occurrences], key: Any, rank: int, row: Dict[str, Any]) -> None:
         if key not in seen:
             if len(seen) >= TEXTS:
                 self.left_out += 1
                 return
-            seen[key] = Seen()
+            seen[key] = Occurrences()
         seen[key].add(rank, clean.whole(row.get("step")), clean.number(row.get("time")))
 
     def data(self) -> Dict[str, Any]:
@@ -123,7 +123,7 @@ class Logged:
         }
 
 
-def _rows(seen: Dict[Any, Seen], names: Tuple[str, ...]) -> List[Dict[str, Any]]:
+def _rows(seen: Dict[Any, Occurrences], names: Tuple[str, ...]) -> List[Dict[str, Any]]:
     return [{**dict(zip(names, key)), **found.data()} for key, found in seen.items()]
 
 

@@ -61,7 +61,7 @@ class Agreement(ddp.Stage):
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def together(self, call: ddp.Call) -> None:
+    def synchronise(self, call: ddp.Call) -> None:
         members, done = process_groups.members_of(call.group), call.facts.pop("done", "")
         call.facts["seed"] = agree_on(self._site, call.module, members, call.facts["failure"], done)
 

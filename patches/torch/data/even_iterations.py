@@ -24,7 +24,7 @@ _BETWEEN = ("ddpfix.", "torch.utils.data.")
 _CALLERS = 8
 
 
-class Passes:
+class LoaderIterations:
     """The iterations of all loaders, and whether one is read again just now."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Passes:
         self.forwards = Clocks()
         self.meetings = even_lengths.Synchronised(self.forwards)
         self.reads_again = False
-        self._passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
+        self._passes: weakref.WeakKeyDictionary[Any, LoaderIteration] = weakref.WeakKeyDictionary()
         # Whether all ranks end with the first one that has no more; None where nothing is looked after.
         self._stop: Optional[bool] = None
         self._held: Optional[Held] = None
@@ -62,7 +62,7 @@ class Passes:
         self._passes.pop(iterator, None)
         if threading.current_thread() is threading.main_thread() and not self._is_held(loader) and _is_read_here():
             with contextlib.suppress(TypeError):
-                self._passes[iterator] = Pass(self, loader, self._stop)
+                self._passes[iterator] = LoaderIteration(self, loader, self._stop)
 
     def _is_held(self, loader: Any) -> bool:
         parts = (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
@@ -85,7 +85,7 @@ class Passes:
 
 
 def _is_read_here() -> bool:
-    """Return whether the caller of :meth:`Passes.begin` reads batches of its own on this rank."""
+    """Return whether the caller of :meth:`LoaderIterations.begin` reads batches of its own on this rank."""
     # accelerate's dispatcher reads on the first rank alone, and sends the others their parts.
     frame = sys._getframe(2)
     for _ in range(_CALLERS):
@@ -104,7 +104,7 @@ def _asker(frame: Any) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-class Pass:
+class LoaderIteration:
     """One pass over a loader.
 
     Args:
@@ -114,7 +114,7 @@ class Pass:
         settled: whether it gives what the loader gives.
     """
 
-    def __init__(self, passes: Passes, loader: Any, stop: bool) -> None:
+    def __init__(self, passes: LoaderIterations, loader: Any, stop: bool) -> None:
         self.settled = False
         self._passes = passes
         # A loader with persistent workers holds its iterator, and would never be given up.
@@ -133,7 +133,7 @@ class Pass:
             return batch
         try:
             return next(self._batches)
-        except even_lengths.LeftError as left:
+        except even_lengths.IterationEndedError as left:
             self.settled = True
             if left.batch is NOTHING:
                 raise StopIteration from None
@@ -153,7 +153,7 @@ class Pass:
 class Source:
     """The rest of a pass; where it is begun again, the loader's batches from the beginning."""
 
-    def __init__(self, passes: Passes, loader: Any, iterator: Any, original: Callable[[Any], Any]) -> None:
+    def __init__(self, passes: LoaderIterations, loader: Any, iterator: Any, original: Callable[[Any], Any]) -> None:
         self._passes, self._loader, self._original = passes, loader, original
         # Weak, because what is known of a pass lives as long as its iterator.
         self._first, self._other = weakref.ref(iterator), None

@@ -39,7 +39,7 @@ _COUNTED: Tuple[Any, ...] = (
 )
 
 
-class LeftError(Exception):
+class IterationEndedError(Exception):
     """Another rank has left the pass in its midst, and trains on. ``batch`` is this rank's next one, or NOTHING."""
 
     def __init__(self, batch: Any) -> None:
@@ -135,7 +135,7 @@ class Streamed(even.StreamEpoch):
         super().ended()
 
     def received(self, pending: PendingSum) -> List[int]:
-        """Return the sums; LeftError: another rank has left the pass in its midst."""
+        """Return the sums; IterationEndedError: another rank has left the pass in its midst."""
         looked = [_LOOK]
 
         def gives_up(waited: float) -> bool:
@@ -150,7 +150,7 @@ class Streamed(even.StreamEpoch):
             f"another rank left its loop over a loader before step {self.steps + 1}, and goes on training."
             " DDPFIX_UNEVEN is off from here on"
         )
-        raise LeftError(self.batch if self.fresh else even.NOTHING)
+        raise IterationEndedError(self.batch if self.fresh else even.NOTHING)
 
 
 def _dropped(forwards: Clocks, place: str, progress: List[int]) -> None:

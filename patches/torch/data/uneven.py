@@ -25,7 +25,7 @@ from . import even_iterations, even_lengths
 
 
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
-    own, clocks = site.keep(even_iterations.Passes), site.keep(Clocks)
+    own, clocks = site.keep(even_iterations.LoaderIterations), site.keep(Clocks)
     own.begin_with(loader.policy(site, "a loop of your own") == "stop", site.keep(loader.Held), clocks)
     clocks.follow(site, owner, "uneven")
     clocks.counts = True
@@ -36,15 +36,15 @@ def stage(site: Site, module: ModuleType, owner: Any) -> None:
 
 def first_pass(site: Site, module: ModuleType, owner: Any) -> None:
     """Manage the iteration that begins with an iterator."""
-    site.wrap(owner, "__init__", site.keep(even_iterations.Passes).begin)
+    site.wrap(owner, "__init__", site.keep(even_iterations.LoaderIterations).begin)
 
 
 def next_pass(site: Site, module: ModuleType, owner: Any) -> None:
     """Manage the iteration that begins when persistent workers begin anew."""
-    site.wrap(owner, "_reset", site.keep(even_iterations.Passes).begin)
+    site.wrap(owner, "_reset", site.keep(even_iterations.LoaderIterations).begin)
 
 
 def batches(site: Site, module: ModuleType, owner: Any) -> None:
     """Give as many batches as on the other ranks."""
-    site.wrap_hot(owner, "__next__", site.keep(even_iterations.Passes).next_batch)
+    site.wrap_hot(owner, "__next__", site.keep(even_iterations.LoaderIterations).next_batch)
     skip_frames(vars(owner)["__next__"])

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ddpfix.patching.site import Site
-from ddpfix.rules.facts import Work
+from ddpfix.rules.facts import TrainingProgress
 
 from ..pipeline.process_group import DuringGroup, ProcessGroup
 from ..pipeline.step_count import Clocks
@@ -21,7 +21,7 @@ class Reporter(DuringGroup):
 
     place = "failures"
 
-    def __init__(self, site: Site, step: Callable[[], Optional[int]], work: Callable[[], Work]) -> None:
+    def __init__(self, site: Site, step: Callable[[], Optional[int]], work: Callable[[], TrainingProgress]) -> None:
         self._site, self._step, self._work = site, step, work
         self._sentinel: Optional[Sentinel] = None
 

@@ -88,7 +88,7 @@ class Stage:
     def arguments(self, call: Call) -> None:
         """Called before DDP's constructor runs: other ranks may never call it, and torch may refuse it here."""
 
-    def together(self, call: Call) -> None:
+    def synchronise(self, call: Call) -> None:
         """Called in DDP's constructor when torch has checked its arguments: all ranks come here in the same order."""
 
     def built(self, model: Wrapped, call: Optional[Call]) -> None:
@@ -201,7 +201,7 @@ def _meet_within(wrapper: Any, call: Call) -> None:
             call.number = roll_call.name_of_next(process_groups.members_of(call.group).name, "model")
             with modes.hidden():
                 for stage in stages():
-                    stage.together(call)
+                    stage.synchronise(call)
         found = build()
         call.parameters = list(found[0])
         return found

@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional
 
 from ddpfix import log, user_code
 from ddpfix.patching.site import Site
-from ddpfix.rules.facts import Work
+from ddpfix.rules.facts import TrainingProgress
 
 from ..internals import process_groups
 from ..internals.wrapper import inner, joins, trains
@@ -116,13 +116,13 @@ class Clock:
         # A program that always calls two models in a row does not pay for the place.
         self._place = user_code.line(sys._getframe(2)) if self._skipped <= _PLACES else ""
 
-    def work(self) -> Work:
+    def work(self) -> TrainingProgress:
         """Return what this rank has done, by this model."""
         counted = self._clocks
         waits = self._trains and self._waits()
         missed = waits and self._backwards < counted.backwards.count
         done = self.number, counted.backwards.count, counted.optimizer_steps.count
-        return Work(*done, self._skipped, self._place, waits, missed)
+        return TrainingProgress(*done, self._skipped, self._place, waits, missed)
 
     def micro(self) -> int:
         """Return the number of the last forward's micro-batch in its step; 0 where ``no_sync`` is not used."""
@@ -167,9 +167,9 @@ class Clocks:
         """Return the training forward that was begun last; None where no model is under DDP, or nothing counts."""
         return None if self.last is None else self.last.number
 
-    def work(self) -> Work:
+    def work(self) -> TrainingProgress:
         """Return what this rank has done, by the model whose forward was begun last."""
-        return Work() if self.last is None else self.last.work()
+        return TrainingProgress() if self.last is None else self.last.work()
 
     def micro(self) -> int:
         """Return the number of that forward's micro-batch in its step; 0 where gradients are not accumulated."""

@@ -41,7 +41,7 @@ class Counts:
         self.watches = 0
         self.reported = False
 
-    def tell(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """Log a difference once a model: a program may make a new optimizer for each of its steps."""
         if not self.reported:
             self.reported = True
@@ -186,7 +186,7 @@ class Comparison:
             # A rank that ends at once closes connections on which others are still in the collective before this.
             System.pause(_LINGER)
             raise DivergenceError(f"ddpfix: {line}")
-        self._counts.tell(line)
+        self._counts.report(line)
 
 
 class ComparisonInterval:

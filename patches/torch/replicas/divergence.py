@@ -152,12 +152,12 @@ def _compare_rest(left: List[Tuple[Counts, SnapshotExchange]]) -> None:
         for counts, seen in left if store is not None else ():
             line = seen.compare(seen.own(store), seen.models(store), seen.looks[-1]) or seen.told(seen.models(store))
             if line:
-                counts.tell(line)
+                counts.report(line)
         if not any(seen.is_waiting() and not counts.reported for counts, seen in left):
             return
     for counts, seen in left:
         if seen.unsure:
-            counts.tell(seen.unsure)
+            counts.report(seen.unsure)
 
 
 class AtEnd(Follower):

@@ -17,7 +17,7 @@ _LENGTHS = ("_lengths", "_lens", "_length", "_len")
 _MOST = 32
 
 
-class Seen:
+class LastBatch:
     """The inputs of the forwards of one step."""
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ class StepRow:
         self.skipped: Optional[List[int]] = None
         self.unused: Optional[List[int]] = None
         self.sent: Optional[int] = None
-        self.seen = batch_shape.Seen()
+        self.seen = batch_shape.LastBatch()
         self.samples: Optional[int] = None
 
     def add(self, place: str, seconds: float) -> None:

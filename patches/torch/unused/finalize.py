@@ -64,7 +64,7 @@ class Finalize(ddp.Stage):
     def arguments(self, call: ddp.Call) -> None:
         call.facts["refused"] = flag.user_choice(call.arguments) is False
 
-    def together(self, call: ddp.Call) -> None:
+    def synchronise(self, call: ddp.Call) -> None:
         # Ranks that have not agreed on what ddpfix does are asked nothing more.
         if call.facts.get("seed") is not None:
             flagged = call.arguments.get(flag.FLAG) and not call.facts.get("flag is ours")

@@ -32,7 +32,7 @@ class Marks:
     def __init__(self, model: ddp.Wrapped, arrivals: GradientHooks, ask: Callable[[], None]) -> None:
         self._model, self._arrivals, self._ask = model, arrivals, ask
         self._parameters: Sequence[Any] = model.parameters
-        self._absent = Absent(model)
+        self._absent = UnusedReport(model)
         # Whether nothing is known of what the last reduction has left out, and whether DDP has completed it by itself
         # in backwards of reentrant checkpoints: then marks do nothing, and nothing was left out.
         self._is_hidden = self._is_unseen = False
@@ -166,7 +166,7 @@ def _restore(parameter: Any, kept: Any) -> None:
         parameter.grad = kept[0]
 
 
-class Absent:
+class UnusedReport:
     """The parameters without a gradient in all backwards of the step so far."""
 
     def __init__(self, model: ddp.Wrapped) -> None:

@@ -83,7 +83,7 @@ class UsedMap:
         if self.is_on or not self._topic:
             return
         if number <= _LOOKS:
-            notices.tell(self._topic, number)
+            notices.publish(self._topic, number)
             self._told = number
         elif notices.ask(self._topic, number, process_groups.ranks_of(self._group), roll_call.limit_of(self._group)):
             self._begin()
