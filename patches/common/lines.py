@@ -1,13 +1,9 @@
-"""The lines with which the users of a toolkit change DDP's arguments, for the end of an error message.
-
-Each toolkit's folder has them in a module ``lines``, as ``LINES``; they are read when an error is explained, and never
-before.
-"""
+"""The lines with which the users of a toolkit change DDP's arguments, for the end of an error message."""
 
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Tuple
 
 
 class Lines(NamedTuple):
@@ -37,3 +33,75 @@ def release(package: str) -> Tuple[int, ...]:
     text = str(getattr(sys.modules.get(package), "__version__", ""))
     numbers = text.split("+")[0].split(".")[:3]
     return tuple(int(number) for number in numbers if number.isdigit())
+
+
+PLAIN = Lines(
+    "DistributedDataParallel",
+    (),
+    find="DistributedDataParallel(model, find_unused_parameters=True)",
+    do_not_find="DistributedDataParallel(model, find_unused_parameters=False)",
+    not_static="DistributedDataParallel(model, find_unused_parameters=True, static_graph=False)",
+    not_reentrant="torch.utils.checkpoint.checkpoint(function, *inputs, use_reentrant=False)",
+    own=True,
+)
+LIGHTNING = Lines(
+    "Lightning",
+    ("lightning.pytorch.", "pytorch_lightning."),
+    find='Trainer(..., strategy="ddp_find_unused_parameters_true")',
+    do_not_find='Trainer(..., strategy="ddp")',
+    not_static="Trainer(..., strategy=DDPStrategy(find_unused_parameters=True))",
+)
+_CHECKPOINTING = '--override_config "encoder_conf.gradient_checkpointing false"'
+_KNOWN = (
+    LIGHTNING,
+    Lines("ESPnet", ("espnet2.",), find="--unused_parameters true", do_not_find="--unused_parameters false"),
+    Lines(
+        "FunASR",
+        ("funasr.",),
+        find="++train_conf.find_unused_parameters=true",
+        do_not_find="++train_conf.find_unused_parameters=false",
+    ),
+    Lines(
+        "SpeechBrain",
+        ("speechbrain.",),
+        find="--find_unused_parameters",
+        do_not_find="--find_unused_parameters=False",
+    ),
+    # DDP looks for unused parameters there unless checkpointing is on, which 3.0.0 and later have.
+    Lines("WeNet", ("wenet.",), find=_CHECKPOINTING, not_reentrant=_CHECKPOINTING),
+)
+
+
+def every() -> List[Lines]:
+    """Return the lines of all toolkits, as the imported releases spell them."""
+    return [*_KNOWN, _of_fastnlp(), _of_trainer(), _of_accelerate()]
+
+
+def _of_fastnlp() -> Lines:
+    """Keywords of the trainer itself in 0.7, below ``torch_kwargs`` from 1.0 on."""
+    is_new = release("fastNLP") >= (1, 0)
+    trainer = "Trainer(..., torch_kwargs={'ddp_kwargs': {'find_unused_parameters': %s}})"
+    line = trainer if is_new else "DistTrainer(..., find_unused_parameters=%s)"
+    return Lines("fastNLP", ("fastNLP.",), line % True, line % False, not_static=line % True if is_new else "")
+
+
+def _of_trainer() -> Lines:
+    line = "TrainingArguments(..., ddp_find_unused_parameters=%s)"
+    arguments: Any = getattr(sys.modules.get("transformers.training_args"), "TrainingArguments", None)
+    # From 4.35 on.
+    has_keywords = "gradient_checkpointing_kwargs" in getattr(arguments, "__dataclass_fields__", ())
+    not_reentrant = "TrainingArguments(..., gradient_checkpointing_kwargs={'use_reentrant': False})"
+    return Lines(
+        "Trainer",
+        ("transformers.trainer",),
+        line % True,
+        line % False,
+        not_static=line % True,
+        not_reentrant=not_reentrant if has_keywords else "",
+        own=True,
+    )
+
+
+def _of_accelerate() -> Lines:
+    line = "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=%s)])"
+    return Lines("accelerate", ("accelerate.",), line % True, line % False, not_static=line % True, own=True)

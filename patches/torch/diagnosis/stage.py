@@ -121,6 +121,7 @@ class Watched:
             self._complete(error, roots)
 
     def _complete(self, error: BaseException, roots: Any) -> None:
+        from ...common import lines
         from . import explanation, toolkit_lines
 
         message, case = str(error), self.evidence
@@ -135,7 +136,7 @@ class Watched:
         if text:
             # Before the program has the error: it may be ended by its launcher before it comes to its own end.
             log.record(DIAGNOSIS, text)
-            is_lightnings = toolkit_lines.of(case.wrapped_by).name == toolkit_lines.LIGHTNING.name
+            is_lightnings = toolkit_lines.of(case.wrapped_by).name == lines.LIGHTNING.name
             if not (is_lightnings and _add(error, text)):
                 # In place: whoever catches it by its type, or looks at its traceback, finds what torch has raised.
                 error.args = (f"{message}{_OURS}{text}",)
