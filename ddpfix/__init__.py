@@ -23,7 +23,7 @@ _MODULES = {
     "activate": "engine",
     "deactivate": "engine",
     "report": "engine",
-    "AgreementError": "ranks.agreement.rendezvous",
+    "AgreementError": "exchange.rendezvous",
     "MatrixError": "matrix.model",
     "SettingsError": "matrix.settings",
     "probe": "probing.alone",

@@ -32,8 +32,8 @@ _CHILDREN: List[int] = []
 Run = Callable[[Dict[str, Any], Path], Any]
 # What is imported when a process group is made, or a model is wrapped.
 _IN_A_GROUP = (
-    "ranks.failures.sentinel",
-    "ranks.hang.monitor",
+    "monitor.sentinel",
+    "monitor.hang",
     "patches.torch.unused.finalizer",
     "patches.torch.diagnosis.evidence",
 )
