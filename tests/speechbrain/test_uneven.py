@@ -226,7 +226,7 @@ def test_loops_within_the_loop_are_left_alone(monkeypatch: pytest.MonkeyPatch) -
 
     module = ModuleType("core")
     exec(WITH_LOOPS, vars(module))
-    monkeypatch.setattr(brains, "together", lambda brain: True)
+    monkeypatch.setattr(brains, "is_distributed", lambda brain: True)
     monkeypatch.setattr(uneven, "evened", lambda brain, loader, stop, held: [f"even {brain.name}", *loader])
     site = Site("test", {"uneven": "pad"})
     original = vars(module)["tqdm"]
