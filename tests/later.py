@@ -53,6 +53,7 @@ LATER: Dict[str, int] = {
     "adding/test_page": 0,
     "late/test_cuda_calls": 0,
     "late/test_pipeline": 0,
+    "late/test_slow_store": 0,
     "late/test_reads": 0,
     "late/test_slower_on": 0,
     # Layers in step stay in tests/wenet, tests/unit/test_gate.py and the programs of tests/harm that draw.

@@ -72,7 +72,11 @@ def publish(topic: str, place: int) -> None:
     """Tell all ranks that look for it (:func:`is_told`); the one that tells comes to the collective after that."""
     store = passing_store()
     if store is not None:
-        put(keys(store, PART), f"told/{topic}/{place}", "yes")
+        part, key = keys(store, PART), f"told/{topic}/{place}"
+        put(part, key, "yes")
+        # torch's client waits for no answer when it sets a key, so a collective may be faster. What one connection
+        # sends is taken in order: with this answer the key is there for all.
+        has(part, key)
 
 
 def forget(topic: str, place: int) -> None:

@@ -203,6 +203,8 @@ class Fault:
         calls = itertools.count(1)
         words, result = _HOOKS[self.how]
 
+        # torch reads the names of the arguments.
+        @functools.wraps(result)
         def hook(*args: Any) -> Any:
             if next(calls) > self.step:
                 raise InjectedError(words)

@@ -56,3 +56,8 @@ def is_norm(module: Any) -> bool:
 def has_step_hooks(optimizer: Any) -> bool:
     """Return whether an optimizer has hooks of the program's."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def hooks_sums(parameter: Any) -> bool:
+    """Return whether the program changes gradients of this parameter after they were added up (torch 2.1 and later)."""
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))

@@ -128,6 +128,8 @@ class Finalizer:
             if hides:
                 self.arrivals.resume()
         self._outputs.hook(outputs, self._first if not self.reductions else None)
+        if not self.reductions and len(outputs) > 1 and self._wrapper().gradient_as_bucket_view:  # type: ignore[union-attr]
+            self._first.follow(self.arrivals.nodes)
 
     def forward_failed(self, error: BaseException) -> None:
         """Called when a forward has raised an error."""
@@ -275,9 +277,7 @@ class Finalizer:
     def finalize(self) -> None:
         """Mark the parameters that DDP still waits for; called at the end of a backward."""
         unregistered.raise_if_any(self._model)
-        if not self._wrapper().gradient_as_bucket_view:  # type: ignore[union-attr]
-            # With bucket views DDP has divided and sent the gradients in place already.
-            self._first.keep(self.reductions)
+        self._first.keep(self.reductions)
         self._marks.mark_missing(self._effect)
         # DDP has queued its end behind this callback.
         reducer.at_end_of_backward(self._marked)
@@ -292,7 +292,9 @@ class Finalizer:
 
     def reduced(self) -> None:
         """End a reduction that DDP has completed by itself, in its first step or one with several backwards."""
-        self._end_reduction(by_us=bool(self.left_out))
+        # Where parameters get several gradients in a step, torch has ended this loop before: all of them are averaged.
+        several = self._finalized and self.backwards.expected > 1 and not self.backwards.one_gradient_each
+        self._end_reduction(by_us=bool(self.left_out or several))
 
     def _end_reduction(self, by_us: bool) -> None:
         self._by_us = by_us
@@ -331,6 +333,7 @@ class Finalizer:
         """Undo: remove all hooks from the model. A backward that runs already is still finalized."""
         states.discard(self)
         self.used.end()
+        self._first.unhook()
         if self._check is not None:
             self._check.forget()
         if self.within is not None:

@@ -26,8 +26,8 @@ class GradientHooks:
 
     def __init__(self, reduction: Reduction, parameters: Sequence[Any]) -> None:
         self._reduction, self._parameters = reduction, parameters
-        self._nodes = graph.accumulators(parameters)
-        self.view = autograd.View(parameters, self._nodes)
+        self.nodes = graph.accumulators(parameters)
+        self.view = autograd.View(parameters, self.nodes)
         self._hooks: List[Any] = []
         self._over = self._stays = False
         # The numbers of the parameters whose gradients have come since DDP was armed.
@@ -52,7 +52,7 @@ class GradientHooks:
     def resume(self) -> None:
         """Record the gradients that come from here on."""
         if not self._hooks and not self._over:
-            self._hooks = [node.register_prehook(self._recorder(n)) for n, node in enumerate(self._nodes)]
+            self._hooks = [node.register_prehook(self._recorder(n)) for n, node in enumerate(self.nodes)]
 
     def keep(self) -> None:
         """Record them in all steps."""
@@ -77,7 +77,7 @@ class GradientHooks:
 
     def release(self) -> None:
         """Drop what keeps parameters and gradients; nothing is recorded any more."""
-        self._nodes, self.left_out = [], {}
+        self.nodes, self.left_out = [], {}
         self.view.release()
 
     def reduced(self) -> None:
@@ -96,7 +96,7 @@ class GradientHooks:
 
     def missing(self) -> List[int]:
         """Return the numbers of the parameters whose gradients have not come."""
-        return [number for number in range(len(self._nodes)) if number not in self.arrived]
+        return [number for number in range(len(self.nodes)) if number not in self.arrived]
 
     def _recorder(self, number: int) -> Callable[[Any], None]:
         reduction = self._reduction

@@ -7,11 +7,11 @@ another backward follows, so that the sum is rounded as if there had been one re
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Iterable, List, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set
 
 from ddpfix import devices
 
-from ..internals.tensors import Prehook
+from ..internals.tensors import Prehook, hooks_sums
 from .backward_count import Gradients
 from .states import Reduction
 
@@ -26,6 +26,9 @@ class LocalGradients:
         # On the CPU, because it may need as much memory as all gradients.
         self._own: List[Any] = []
         self._mean: Optional[Gradients] = None
+        # By number, the gradients that have come in the backward that runs; None for one that is not known.
+        self._came: Dict[int, Any] = {}
+        self._hooks: List[Any] = []
 
     @property
     def _parameters(self) -> Any:
@@ -37,13 +40,42 @@ class LocalGradients:
         self._outputs.append(weakref.ref(made))
         return made
 
+    def follow(self, nodes: Sequence[Any]) -> None:
+        """Copy gradients when they come: DDP divides and sends views of its buckets before the backward ends."""
+        self.unhook()
+        self._hooks = [node.register_prehook(self._copier(number)) for number, node in enumerate(nodes)]
+
+    def unhook(self) -> None:
+        """Copy no more gradients when they come."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _copier(self, number: int) -> Callable[[Any], None]:
+        def copy(gradients: Any) -> None:
+            parameter, new = self._parameters[number], gradients[0]
+            if new is None or not self._is_partial():
+                return
+            # What a hook of the program's makes of the sum is not known here.
+            is_known = not (new.is_sparse or number in self._came or hooks_sums(parameter))
+            whole = new if parameter.grad is None else parameter.grad.detach() + new.detach()
+            self._came[number] = whole.detach().to("cpu", copy=True) if is_known else None
+
+        return copy
+
+    def _is_partial(self) -> bool:
+        """Return whether no backward has reached some output yet."""
+        outputs = [reference() for reference in self._outputs]
+        return any(output is not None and not output.reached for output in outputs)
+
     def keep(self, reductions: int) -> None:
         """Copy the gradients of this rank, which are about to be averaged, after this number of reductions."""
+        came, self._came = self._came, {}
         if reductions and not self._own:
             return
-        outputs = [reference() for reference in self._outputs]
-        if any(output is not None and not output.reached for output in outputs):
-            gradients = [parameter.grad for parameter in self._parameters]
+        if any(each is None for each in came.values()):
+            self._own = []
+        elif self._is_partial():
+            gradients = [came.get(number, parameter.grad) for number, parameter in enumerate(self._parameters)]
             self._own = [None if each is None else each.detach().to("cpu", copy=True) for each in gradients]
 
     def reduced(self) -> None:
@@ -68,8 +100,9 @@ class LocalGradients:
 
     def ended(self) -> None:
         """Forget everything, because the next reduced step begins."""
+        self.unhook()
         if self._outputs or self._own:
-            self._outputs, self._own, self._mean = [], [], None
+            self._outputs, self._own, self._mean, self._came = [], [], None, {}
 
 
 class Output:
