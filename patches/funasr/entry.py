@@ -118,6 +118,9 @@ def _ending(run: Any) -> Any:
         except SystemExit as error:
             sys_exit.has_left(error)
             raise
+        except Exception as error:
+            tracebacks.hide(error)
+            raise
 
     return begin
 

@@ -102,3 +102,10 @@ def test_another_application_of_hydra_is_left_alone(folder: Path, missing: str) 
     done, record = run(folder, hooks, entry)
     assert done.returncode == 0, done.stderr
     assert record["main"]["inside"] is False and "ddpfix" not in done.stderr
+
+
+def test_an_error_of_the_program_has_no_frame_of_ddpfix(folder: Path) -> None:
+    done, _ = run(folder, "", ENTRY.replace("def main(**kwargs):\n", "def main(**kwargs):\n    1 / 0\n"))
+    assert "ZeroDivisionError" in done.stderr and "in main_hydra" in done.stderr
+    ours = [str(ROOT / "patches"), str(ROOT / "ddpfix")]
+    assert sys.version_info < (3, 11) or not any(place in done.stderr for place in ours), done.stderr
