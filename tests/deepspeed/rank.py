@@ -16,7 +16,6 @@ import torch
 from torch import distributed, nn
 
 from tests.sharded import wraps
-from tests.sharded.training import only
 from tests.support import serving, zoo
 
 
@@ -146,7 +145,7 @@ class Run:
         ran = list(self.called)
         self.engine.backward(loss)
         self.engine.step()
-        with only(self.alone, ran):
+        with wraps.only(self.alone, ran):
             (self.entry.loss(self.alone(**inputs)) / self.plan["accum"]).backward()
         self.record["ran"].append(ran)
         self.record["loss"].append(float(loss.detach()))

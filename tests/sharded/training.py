@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import importlib
 import inspect
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, List
 
 import torch
 from torch import distributed, nn
@@ -129,7 +128,7 @@ class Run:
 
     def reference(self, inputs: Dict[str, Any], ran: List[str]) -> float:
         """The same micro-batch by hand: a model that has the layers that ran, and no others."""
-        with only(self.alone, ran):
+        with wraps.only(self.alone, ran):
             loss = self.entry.loss(self.alone(**inputs)) / self.plan["accum"]
             loss.backward()
         return float(loss.detach())
@@ -215,19 +214,3 @@ def checkpointed(model: nn.Module, kind: str) -> None:
         encoder: Any = model.encoder
         original = encoder.forward
         encoder.forward = lambda *args, **kwargs: checkpoint(original, *args, use_reentrant=False, **kwargs)
-
-
-@contextlib.contextmanager
-def only(model: nn.Module, ran: List[str]) -> Iterator[None]:
-    """The model has these layers and no others."""
-    lists = {name.rpartition(".")[0] for name, _ in wraps.layers_of(model)}
-    holders = [(name, model.get_submodule(name.rpartition(".")[0])) for name in lists]
-    whole = [(holder, holder.layers) for _, holder in holders]
-    try:
-        for name, holder in holders:
-            kept = [layer for index, layer in enumerate(holder.layers) if f"{name}.{index}" in ran]
-            holder.layers = nn.ModuleList(kept)
-        yield
-    finally:
-        for holder, layers in whole:
-            holder.layers = layers

@@ -198,6 +198,7 @@ class Finalizer:
         for the same backward: otherwise the buckets of both would not come in the same order on all ranks.
         """
         self.left_to_torch = False
+        self._first.backward_begins(self.arrivals.view)
         # DDP may queue its own end behind this callback; the one that it queues comes after that.
         _AT_END(self._queue_end)
         if self._effect is autograd.REACHES and reducer.AT_ANY_TIME and self.backwards.is_last():

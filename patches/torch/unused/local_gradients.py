@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set
 
 from ddpfix import devices
 
+from ..internals import autograd, modes
 from ..internals.tensors import Prehook, hooks_sums
 from .backward_count import Gradients
 from .states import Reduction
@@ -29,6 +30,8 @@ class LocalGradients:
         # By number, the gradients that have come in the backward that runs; None for one that is not known.
         self._came: Dict[int, Any] = {}
         self._hooks: List[Any] = []
+        # Whether the backward that runs leaves parameters out: else DDP finishes by itself, and nothing is put back.
+        self._leaves_out = False
 
     @property
     def _parameters(self) -> Any:
@@ -50,15 +53,22 @@ class LocalGradients:
         while self._hooks:
             self._hooks.pop().remove()
 
+    def backward_begins(self, view: autograd.View) -> None:
+        """A backward begins that trains the model, as far as the engine tells."""
+        self._leaves_out = bool(self._hooks) and bool(view.left_out())
+
     def _copier(self, number: int) -> Callable[[Any], None]:
         def copy(gradients: Any) -> None:
             parameter, new = self._parameters[number], gradients[0]
-            if new is None or not self._is_partial():
+            if new is None or not (self._leaves_out and self._is_partial()):
                 return
             # What a hook of the program's makes of the sum is not known here.
-            is_known = not (new.is_sparse or number in self._came or hooks_sums(parameter))
-            whole = new if parameter.grad is None else parameter.grad.detach() + new.detach()
-            self._came[number] = whole.detach().to("cpu", copy=True) if is_known else None
+            if new.is_sparse or number in self._came or hooks_sums(parameter):
+                self._came[number] = None
+                return
+            with modes.hidden():
+                whole = new if parameter.grad is None else parameter.grad.detach() + new.detach()
+                self._came[number] = whole.detach().to("cpu", copy=True)
 
         return copy
 
