@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from ddpfix.exchange.bulletin import Who
 from ddpfix.exchange.connection import Connection
+from ddpfix.exchange.failure_records import Who
 from ddpfix.exchange.keys import absent, be_lowest, has, put, read
 from ddpfix.rules.facts import Called, Position, TrainingProgress
 from ddpfix.system import System

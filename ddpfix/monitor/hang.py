@@ -21,8 +21,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.exchange.alarms import Alarms, HangReport
-from ddpfix.exchange.bulletin import Who
 from ddpfix.exchange.connection import Connection
+from ddpfix.exchange.failure_records import Who
 from ddpfix.groups import calls, internals, timeouts
 from ddpfix.monitor import error_file, killed, processes
 from ddpfix.monitor.position import Tracker

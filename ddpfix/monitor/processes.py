@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import List, Union
 
-from ddpfix.exchange.bulletin import Life, Who, space
+from ddpfix.exchange.failure_records import Life, Who, space
 from ddpfix.monitor import killed
 from ddpfix.system import System
 

@@ -17,8 +17,8 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 from ddpfix import log
 from ddpfix.background import Background
 from ddpfix.exchange import first_failure, notices
-from ddpfix.exchange.bulletin import End, FailureRecords, Life
 from ddpfix.exchange.connection import Connection, StoreLostError
+from ddpfix.exchange.failure_records import End, FailureRecords, Life
 from ddpfix.monitor import error_file, killed, last_words, main_thread, processes, sys_exit
 from ddpfix.rules import differences
 from ddpfix.rules.facts import Called, TrainingProgress
@@ -59,7 +59,7 @@ class Sentinel:
         called: Callable[[], Called] = Called,
     ) -> None:
         self._connection = Connection(store, notices.PART, size <= _CONNECTIONS)
-        self._bulletin = FailureRecords(self._connection, rank)
+        self._records = FailureRecords(self._connection, rank)
         self._rank, self._size, self._step, self._work, self._called = rank, size, step, done, called
         self._period = max(PERIOD, size / LOOKS)
         self._notices = notices.Reader(self._period)
@@ -97,7 +97,7 @@ class Sentinel:
             if self._how == "left":
                 self._leave_well("left its process group")
             elif self._how == "stopped":
-                self._bulletin.fall_silent()
+                self._records.fall_silent()
             elif self._connection.is_open():
                 self._say_how()
         self._connection.close()
@@ -108,7 +108,7 @@ class Sentinel:
         while self._connection.is_open():
             try:
                 if not is_lost:
-                    self._bulletin.beat(self._step())
+                    self._records.beat(self._step())
                     self._look()
                     self._notices.look(self._connection.store())
             except Exception as error:
@@ -119,9 +119,9 @@ class Sentinel:
 
     def _look(self) -> None:
         if self._cause is None:
-            self._cause = self._bulletin.cause()
+            self._cause = self._records.cause()
             if self._cause is not None:
-                self._bulletin.acknowledge()
+                self._records.acknowledge()
         elif not self._said:
             # This rank waits, or works on: else it would have failed by now, and these were its last words.
             self._say(self._cause)
@@ -165,7 +165,7 @@ class Sentinel:
         cause = self._found()
         self._say_last(cause or failure.text)
         with contextlib.suppress(Exception):
-            self._bulletin.acknowledge()
+            self._records.acknowledge()
             self._leave(failure.text)
         if error_file.is_wanted():
             # The first failure is the one that elastic takes for the cause.
@@ -174,14 +174,14 @@ class Sentinel:
 
     def _claims(self, text: str) -> bool:
         try:
-            return self._bulletin.claim(text)
+            return self._records.claim(text)
         except Exception as problem:
             # Without the store nobody knows who was first.
             log.debug(f"the store does not answer: {problem!r}")
             return True
 
     def _leave(self, text: str, *done: Any) -> None:
-        self._bulletin.leave(End(self._rank, text, *done))
+        self._records.leave(End(self._rank, text, *done))
 
     def _in_words(self, end: End) -> str:
         """Return how a rank has ended or left, with what to do where it has done less than this one."""
@@ -216,7 +216,7 @@ class Sentinel:
         """Stay until the others know the cause, as far as they have not ended: torch elastic ends them at once."""
         wait = Wait()
         while wait.seconds() < LINGER:
-            if self._bulletin.acknowledged() + self._bulletin.number_of_ends() >= self._size:
+            if self._records.acknowledged() + self._records.number_of_ends() >= self._size:
                 return
             wait.pause(0.05)
 
@@ -234,11 +234,11 @@ class Sentinel:
         """Return a failure that a rank has left in the store, else an exited process, else a rank that was done."""
         wait = Wait()
         while wait.seconds() < SEARCH:
-            found = self._bulletin.cause() or self._gone()
+            found = self._records.cause() or self._gone()
             if found:
                 return found
             wait.pause(0.05)
-        return next(map(self._in_words, self._bulletin.ends()), "")
+        return next(map(self._in_words, self._records.ends()), "")
 
     def _gone(self) -> str:
         """Return the rank whose process has exited without a word, if it is one of this machine."""
@@ -277,7 +277,7 @@ class Sentinel:
         """Return the last signs of life of the ranks next to this one."""
         first = max(0, self._rank - around)
         others = [rank for rank in range(first, min(self._size, first + 2 * around)) if rank != self._rank]
-        found = {rank: self._bulletin.life(rank) for rank in others}
+        found = {rank: self._records.life(rank) for rank in others}
         return {rank: life for rank, life in found.items() if life is not None}
 
     def _say(self, text: str) -> bool:
@@ -286,7 +286,7 @@ class Sentinel:
         self._said = text
         is_first = True
         with contextlib.suppress(Exception):
-            is_first = self._bulletin.says_first(text)
+            is_first = self._records.says_first(text)
         (log.error if is_first else functools.partial(log.record, "error"))(text)
         return is_first
 

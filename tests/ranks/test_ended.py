@@ -11,8 +11,8 @@ import pytest
 from torch import distributed
 
 from ddpfix.exchange import rendezvous
-from ddpfix.exchange.bulletin import FailureRecords
 from ddpfix.exchange.connection import Connection
+from ddpfix.exchange.failure_records import FailureRecords
 from ddpfix.groups import internals
 from ddpfix.monitor.sentinel import Sentinel
 from tests.support.ranks import environment, of_a_shell, side_by_side

@@ -18,9 +18,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from ddpfix import user_code
-from ddpfix.exchange import bulletin, connection
-from ddpfix.exchange.bulletin import End, FailureRecords, Life
+from ddpfix.exchange import connection, failure_records
 from ddpfix.exchange.connection import Connection
+from ddpfix.exchange.failure_records import End, FailureRecords, Life
 from ddpfix.monitor import last_words, processes, sys_exit
 from tests.ranks import failing
 
@@ -244,10 +244,10 @@ def test_what_ranks_leave_for_each_other(monkeypatch: pytest.MonkeyPatch) -> Non
     assert one.life(1) is None
 
 
-@pytest.mark.skipif(not bulletin.space(), reason="only Linux tells what processes have in common")
+@pytest.mark.skipif(not failure_records.space(), reason="only Linux tells what processes have in common")
 def test_a_process_that_is_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
-    known = Life("host", bulletin.space(), child.pid, None, 1)
+    known = Life("host", failure_records.space(), child.pid, None, 1)
     end = time.monotonic() + 30
     # It is gone for others as soon as it has ended, also if nobody has asked for its code.
     while not processes.is_gone(known) and time.monotonic() < end:
