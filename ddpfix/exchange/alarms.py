@@ -5,12 +5,11 @@ A job in which collectives begin writes nothing there, and reads one number now 
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional
 
 from ddpfix.exchange.connection import Connection
-from ddpfix.exchange.failure_records import Who
-from ddpfix.exchange.keys import absent, be_lowest, has, put, read
-from ddpfix.rules.facts import Called, Position, TrainingProgress
+from ddpfix.exchange.keys import absent, be_lowest, has, is_first, put, read
+from ddpfix.rules.facts import Position
 from ddpfix.system import System
 
 
@@ -29,31 +28,13 @@ class Alarms:
         self._store = connection.store
         self._rank, self._size = rank, size
 
-    def enter(self, who: Who) -> None:
-        """Tell which process this rank is."""
-        put(self._store(), f"who/{self._rank}", System.json(who))
-
-    def who(self, rank: int) -> Optional[Who]:
-        """Return the process of a rank; None for one without this watch."""
-        found = self._get(f"who/{rank}")
-        return None if found is None else Who(*found)
-
-    def leave(self, how: str, step: Optional[int], work: TrainingProgress, called: Called) -> None:
-        """This rank leaves its process group, or comes to the end of its program."""
-        put(self._store(), f"left/{self._rank}", System.json([how, step, work, called]))
-
-    def left(self, rank: int) -> Optional[Tuple[str, Optional[int], TrainingProgress, Called]]:
-        """Return how a rank has left, after which step, what it had done and called; None if it has not."""
-        found = self._get(f"left/{rank}")
-        return None if found is None else (found[0], found[1], TrainingProgress(*found[2]), Called(*found[3]))
-
     def alarm(self) -> int:
         """Return the number of the last alarm; 0 before the first one."""
         return int(self._store().add("alarm", 0))
 
     def raise_alarm(self, last: int) -> None:
         """Have all ranks tell where they are, unless another did so after ``last``, the last alarm known here."""
-        if self._is_first(f"raised/{last + 1}"):
+        if is_first(self._store(), f"raised/{last + 1}", self._rank):
             self._store().add("alarm", 1)
 
     def sign(self, alarm: int, position: Position) -> None:
@@ -79,21 +60,13 @@ class Alarms:
 
     def claims(self, alarm: int) -> bool:
         """Return whether this rank is the one that judges."""
-        return self._is_first(f"judge/{alarm}")
+        return is_first(self._store(), f"judge/{alarm}", self._rank)
 
     def report(self, alarm: int, told: HangReport) -> None:
         """What was found."""
-        put(self._store(), f"told/{alarm}", System.json(told))
+        put(self._store(), f"report/{alarm}", System.json(told))
 
     def told(self, alarm: int) -> Optional[HangReport]:
         """Return the finding; None as long as no rank has published it."""
-        found = self._get(f"told/{alarm}")
-        return None if found is None else HangReport(*found)
-
-    def _is_first(self, key: str) -> bool:
-        own = str(self._rank)
-        return bytes(self._store().compare_set(key, "", own)).decode() == own
-
-    def _get(self, key: str) -> Any:
-        store = self._store()
-        return System.loads(store.get(key)) if has(store, key) else None
+        store, key = self._store(), f"report/{alarm}"
+        return HangReport(*System.loads(store.get(key))) if has(store, key) else None

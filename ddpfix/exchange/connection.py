@@ -15,7 +15,7 @@ import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddpfix.background import Background
-from ddpfix.exchange.keys import keys
+from ddpfix.exchange.keys import job
 from ddpfix.system import System
 
 # Seconds in which a server takes or refuses a connection; and in which torch's client has made one to a busy server.
@@ -30,19 +30,19 @@ class StoreLostError(ConnectionError):
 
 
 class Connection:
-    """ddpfix's keys, on a separate connection where torch has that: the main thread may wait with the other one.
+    """The keys of the job, on a separate connection where torch has that: the main thread may wait with the other one.
 
     The default group's store is not kept alive, see :func:`ddpfix.exchange.keys`.
     """
 
-    def __init__(self, store: Any, name: str, own: bool = True) -> None:
-        self._name, self._original = name, weakref.ref(store)
+    def __init__(self, store: Any, own: bool = True) -> None:
+        self._original = weakref.ref(store)
         self._clone: Any = None
         before = _sockets() if own else {}
         # The first rank, which keeps the store, may be done with the group before this one has come so far.
         self._is_lost = own and _has_ended(store)
         if own and not self._is_lost:
-            self._copy(keys(store, name))
+            self._copy(job(store))
         new = set(_sockets().items()) - set(before.items()) if _port(self._clone) else set()
         # Another thread may have opened one as well: then nobody knows which is which.
         self._socket: Optional[Tuple[int, int]] = new.pop() if len(new) == 1 else None
@@ -74,7 +74,7 @@ class Connection:
         if self._is_lost or (self._socket is not None and _is_closed(*self._socket)):
             raise StoreLostError("the process that hosted the process group's store has exited")
         original = self._original()
-        return keys(original, self._name) if self._clone is None and original is not None else self._clone
+        return job(original) if self._clone is None and original is not None else self._clone
 
     def close(self) -> None:
         self._clone = self._socket = None

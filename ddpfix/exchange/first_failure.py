@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from ddpfix import log
-from ddpfix.exchange.keys import default_store, has, keys, put
+from ddpfix.exchange.keys import default_store, has, is_first, job, put
 
 # How many characters of a cause are left for the others.
 LENGTH = 6000
 
 _CAUSE = "cause"
-
-
-def _keys(store: Any) -> Any:
-    return keys(store, "failed")
 
 
 def claim(text: str) -> bool:
@@ -25,13 +21,12 @@ def claim(text: str) -> bool:
     from torch import distributed
 
     store = default_store()
-    return store is None or claim_in(_keys(store), distributed.get_rank(), text)
+    return store is None or claim_in(job(store), distributed.get_rank(), text)
 
 
 def claim_in(store: Any, rank: int, text: str) -> bool:
-    """Return the same on a connection of the caller's own to the keys ``failed``."""
-    own = str(rank)
-    if bytes(store.compare_set("first", "", own)).decode() != own:
+    """Return the same on a connection of the caller's own to the keys of the job."""
+    if not is_first(store, "first", rank):
         return False
     if not has(store, _CAUSE):
         put(store, _CAUSE, text[:LENGTH])
@@ -44,14 +39,14 @@ def cause() -> Optional[str]:
 
     store = default_store()
     try:
-        return None if store is None else cause_in(_keys(store), distributed.get_rank())
+        return None if store is None else cause_in(job(store), distributed.get_rank())
     except Exception as error:
         log.debug(f"the store does not answer: {error!r}")
     return None
 
 
 def cause_in(store: Any, rank: int) -> Optional[str]:
-    """Return the same on a connection of the caller's own to the keys ``failed``."""
+    """Return the same on a connection of the caller's own to the keys of the job."""
     if not has(store, _CAUSE) or bytes(store.get("first")).decode() == str(rank):
         return None
     return bytes(store.get(_CAUSE)).decode(errors="replace")

@@ -125,6 +125,11 @@ def _marks(store: Any) -> Any:
     return _below(store, "here")
 
 
+def job(store: Any) -> Any:
+    """Return the keys of the job: who takes part, who has failed, where ranks wait. Threads of ddpfix read them."""
+    return keys(store, "job")
+
+
 def keys(store: Any, name: str) -> Any:
     """Return a part of the store for one purpose, which no other group of the same server reads.
 
@@ -166,6 +171,18 @@ def put(store: Any, key: str, value: str) -> None:
     store.set(key, value)
     if not hasattr(store, "check"):
         store.add(key + "/set", 1)
+
+
+def put_first(store: Any, key: str, value: str) -> None:
+    """Put a value, unless there is one."""
+    store.compare_set(key, "", value)
+    if not hasattr(store, "check"):
+        store.add(key + "/set", 1)
+
+
+def is_first(store: Any, key: str, rank: int) -> bool:
+    """Return whether no other rank has asked this before."""
+    return bytes(store.compare_set(key, "", str(rank))).decode() == str(rank)
 
 
 def decide(store: Any, key: str, agrees: bool) -> bool:

@@ -17,7 +17,7 @@ from ddpfix.exchange.keys import (
     default_store,
     delete,
     has,
-    keys,
+    job,
     look_until,
     passing_store,
     pauses,
@@ -29,8 +29,6 @@ from ddpfix.system import System
 _PAUSE = (0.01, 0.1)
 # Seconds for which a decision is looked for that has been made already.
 _SOON = 10.0
-# The part of the store that threads of ddpfix read (:mod:`ddpfix.monitor.sentinel`).
-PART = "failed"
 # The reader of this rank, where it has one.
 _READERS: List[Reader] = []
 
@@ -72,7 +70,7 @@ def publish(topic: str, place: int) -> None:
     """Tell all ranks that look for it (:func:`is_told`); the one that tells comes to the collective after that."""
     store = passing_store()
     if store is not None:
-        part, key = keys(store, PART), f"told/{topic}/{place}"
+        part, key = job(store), f"told/{topic}/{place}"
         put(part, key, "yes")
         # torch's client waits for no answer when it sets a key, so a collective may be faster. What one connection
         # sends is taken in order: with this answer the key is there for all. A store that has ended answers nobody.
@@ -84,7 +82,7 @@ def forget(topic: str, place: int) -> None:
     """Take back what this rank has told, when all have looked."""
     store = passing_store()
     if store is not None:
-        delete(keys(store, PART), [f"told/{topic}/{place}"])
+        delete(job(store), [f"told/{topic}/{place}"])
 
 
 def is_told(topic: str, place: int) -> bool:
@@ -92,7 +90,7 @@ def is_told(topic: str, place: int) -> bool:
     store = passing_store()
     # A store that has ended was none that a rank could tell it by.
     with contextlib.suppress(Exception):
-        return store is not None and has(keys(store, PART), f"told/{topic}/{place}")
+        return store is not None and has(job(store), f"told/{topic}/{place}")
     return False
 
 
@@ -107,7 +105,7 @@ def ask(topic: str, place: int, ranks: Sequence[int], limit: float) -> bool:
     store = default_store()
     if store is None or not _READERS:
         return False
-    part = keys(store, PART)
+    part = job(store)
     number = part.add("notices", 1)
     put(part, f"notice/{number}", System.json([topic, place]))
     last, size = min(limit, max(10.0, 3 * _READERS[0].period)), len(ranks)
@@ -121,7 +119,7 @@ def answer(topic: str, place: int) -> bool:
     """Return what was decided about a notice, after the collective; RuntimeError if nothing was: ranks might differ."""
     store = default_store()
     with contextlib.suppress(Exception):
-        part, key = keys(store, PART), _answer(topic, place)
+        part, key = job(store), _answer(topic, place)
         if look_until(lambda: decision(part, key) is not None, lambda waited: waited > _SOON, _PAUSE):
             return bool(decision(part, key))
     raise RuntimeError(

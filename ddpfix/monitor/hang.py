@@ -14,31 +14,24 @@ import gc
 import io
 import os
 import tempfile
-import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from ddpfix import log
-from ddpfix.background import Background
 from ddpfix.exchange.alarms import Alarms, HangReport
-from ddpfix.exchange.connection import Connection
-from ddpfix.exchange.failure_records import Who
+from ddpfix.exchange.presence import Present
 from ddpfix.groups import calls, internals, timeouts
 from ddpfix.monitor import error_file, killed, processes
 from ddpfix.monitor.position import Tracker
-from ddpfix.rules.facts import GONE, LEFT, SILENT, STOPPED, TRACED, Called, Position, SilentRank, TrainingProgress
+from ddpfix.monitor.watch import LOOKS, PERIOD, Rank, Watch
+from ddpfix.rules.facts import FAILED, GONE, LEFT, SILENT, STOPPED, TRACED, UNDONE, Position, SilentRank
 from ddpfix.rules.hang import judge
 from ddpfix.system import System
 
-# Seconds between two looks at this rank, and how many looks a second the store has to answer at most.
-PERIOD, LOOKS = 2.0, 200
 # Of the limit of a process group: what is said has to come before its collectives give up.
 PART = 0.5
-# Up to so many ranks each has a connection of its own for this: see the sentinel.
-_CONNECTIONS = 256
-# Seconds that the end of a process waits for the thread.
-_SHORT = 2.0
-_LEAVES = {"left": "has left its process group", "ended": "has reached the end of its program"}
+_LEAVES = {LEFT: "has left its process group", FAILED: "has failed"}
+_RETURNS = "has reached the end of its program"
 _ABSENT = {
     processes.GONE: (GONE, "ended without a word: process {0.pid} on {0.host} has exited"),
     processes.STOPPED: (STOPPED, "is stopped (SIGSTOP): process {0.pid} on {0.host}"),
@@ -69,66 +62,30 @@ class Alarm:
         self.told_at = 0.0
 
 
-class Monitor:
-    """The thread of one rank; see the module.
+class Monitor(Watch):
+    """The thread of one rank that watches; see the module.
 
     Args:
-        step: gives the number of the training forward that was begun last.
         folder: of the stacks, as the user has it; "" for one below the folder for temporary files.
-        micro: gives the number of the micro-batch in its step; 0 where gradients are not accumulated.
-        called: gives the collectives that the program itself has called.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        step: Callable[[], Optional[int]],
-        given: Limits,
-        folder: str = "",
-        micro: Callable[[], int] = lambda: 0,
-        work: Callable[[], TrainingProgress] = TrainingProgress,
-        called: Callable[[], Called] = Called,
-    ) -> None:
-        self._connection = Connection(store, "hang", size <= _CONNECTIONS)
-        self._alarms = Alarms(self._connection, rank, size)
-        self._rank, self._size, self._step, self._given, self._folder = rank, size, step, given, folder
-        self._tracker, self._work, self._called = Tracker(rank, step, micro, work, called), work, called
-        self._over, self._how = threading.Event(), "ended"
+    def __init__(self, store: Any, here: Rank, given: Limits, folder: str = "") -> None:
+        super().__init__(store, here)
+        self._rank, self._size, self._given, self._folder = here.number, here.size, given, folder
+        self._alarms = Alarms(self._connection, here.number, here.size)
+        self._tracker = Tracker(here.number, here.step, here.micro, here.work, here.called)
         # The store may be that of rank 0, which tells nothing any more once it is stopped.
-        self._keeper: Optional[Who] = None
+        self._keeper: Optional[Present] = None
         self._number = 0
         self._alarm: Optional[Alarm] = None
         self._asked = self._raised = System.monotonic()
         self._is_lost = False
         # The limit in force, as it was found last.
         self._least = given.hang
-        self._thread = Background(self._run)
-
-    # In a thread of the program.
-
-    def end(self, how: str) -> None:
-        """Stop watching: the rank has ``left`` its group, its program has ``ended``, or ``stopped``; a fork is none."""
-        self._how = how
-        self._over.set()
-        self._thread.join(_SHORT)
-
-    # In the thread of its own.
-
-    def _run(self) -> None:
-        if self._begins():
-            while not self._over.wait(self._pause()) and self._connection.is_open():
-                self._look()
-            if self._how in _LEAVES:
-                with contextlib.suppress(Exception):
-                    self._alarms.leave(_LEAVES[self._how], self._step(), self._work().ended(), self._called())
-        self._connection.close()
 
     def _begins(self) -> bool:
-        """Tell the others of this watch; returns whether the store answers."""
         try:
-            self._alarms.enter(processes.here())
+            self._presence.enter()
             self._number = self._alarms.alarm()
             self._limit()
         except Exception as error:
@@ -136,15 +93,19 @@ class Monitor:
             return False
         return True
 
+    def _leave(self) -> None:
+        own = self._presence.of(self._rank)
+        # The thread that gives signs of life knows better how the program has ended.
+        if self._how != UNDONE and own is not None and not own.beat:
+            self._presence.leave(self._end(self._how, ""))
+
     def _look(self) -> None:
-        """One look, once a pause."""
         try:
             self._round()
         except Exception as error:
             log.debug(f"could not check where the ranks are: {error!r}")
 
     def _pause(self) -> float:
-        """Seconds between two looks."""
         return min(PERIOD, max(0.1, self._least / 10))
 
     def _talks(self) -> float:
@@ -161,7 +122,7 @@ class Monitor:
     def _round(self) -> None:
         if self._keeper is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             # Early: once it is stopped, nothing can be asked.
-            self._keeper = self._alarms.who(0)
+            self._keeper = self._presence.of(0)
         since = self._tracker.look()
         if self._alarm is not None and since < self._alarm.since:
             self._goes_on(self._alarm)
@@ -239,11 +200,11 @@ class Monitor:
         return [self._why_absent(rank) for rank in range(self._size) if rank not in there]
 
     def _why_absent(self, rank: int) -> SilentRank:
-        left = self._alarms.left(rank)
-        if left is not None:
-            how, step, done, called = left
-            return SilentRank(rank, LEFT, f"{how} after step {step}" if step else how, step, work=done, called=called)
-        who = self._alarms.who(rank)
+        who = self._presence.of(rank)
+        end = None if who is None else who.end
+        if end is not None and end.how != UNDONE:
+            text = f"{_LEAVES.get(end.how, _RETURNS)}{f' after step {end.step}' if end.step else ''}"
+            return SilentRank(rank, LEFT, text, end.step, work=end.work, called=end.called)
         if who is None:
             return SilentRank(rank, SILENT, "does not answer: ddpfix is not active there")
         found = _ABSENT.get(processes.state_of(who))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import List, Union
+from typing import List
 
-from ddpfix.exchange.failure_records import Life, Who, space
+from ddpfix.exchange.presence import Present, space
 from ddpfix.monitor import killed
 from ddpfix.system import System
 
@@ -17,11 +17,6 @@ _WORDS = {
     TRACED: "is held by a debugger",
     DISK: "waits for a disk or a network file system",
 }
-
-
-def here() -> Who:
-    """This process."""
-    return Who(System.host(), space(), System.pid())
 
 
 def state(pid: int, path: str = "stat") -> str:
@@ -47,12 +42,12 @@ def lasting(pid: int, path: str = "stat") -> str:
     return state(pid, path)
 
 
-def state_of(who: Union[Who, Life]) -> str:
+def state_of(who: Present) -> str:
     """Return the same for the process of a rank; "" for one of another machine or container."""
     return state(who.pid) if who.space and who.space == space() else ""
 
 
-def is_gone(who: Union[Who, Life]) -> bool:
+def is_gone(who: Present) -> bool:
     """Return whether the process has certainly exited; one on another machine, or in a container, is not known."""
     return state_of(who) == GONE
 

@@ -11,29 +11,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from ddpfix import log
-from ddpfix.background import Background
 from ddpfix.exchange import first_failure, notices
-from ddpfix.exchange.connection import Connection, StoreLostError
-from ddpfix.exchange.failure_records import End, FailureRecords, Life
-from ddpfix.monitor import error_file, killed, last_words, main_thread, processes, sys_exit
+from ddpfix.exchange.connection import StoreLostError
+from ddpfix.exchange.failure_records import FailureRecords
+from ddpfix.exchange.presence import Present
+from ddpfix.monitor import error_file, killed, last_words, processes, sys_exit
+from ddpfix.monitor.watch import Rank, Watch
 from ddpfix.rules import differences
-from ddpfix.rules.facts import Called, TrainingProgress
+from ddpfix.rules.facts import ENDED, EXITED, FAILED, LEFT, UNDONE, Called, End
 from ddpfix.system import System, Wait
 
-# Seconds between two looks at the store, and how many looks a second the store has to answer at most.
-PERIOD, LOOKS = 2.0, 200
 # Seconds for which a failed rank waits until the others know the cause.
 LINGER = 5.0
 # Seconds in which a rank that lost another one finds out why.
 SEARCH = 3.0
 # Seconds that the end of a process waits for the thread: in order, and after a failure.
 _SHORT, _LONG = 5.0, 15.0
-# Up to so many ranks each has a connection of its own for this: more might be too many files for the store's process.
-_CONNECTIONS = 256
 # How many ranks before and after it a rank looks at when one is gone: at their processes, and at their signs of life.
 _NEIGHBOURS, _MANY = 64, 256
 
@@ -46,78 +42,57 @@ class Failure(NamedTuple):
     write: Callable[[], object]
 
 
-class Sentinel:
-    """The thread of one rank; ``step`` gives the number of the training forward that was begun last. See the module."""
+class Sentinel(Watch):
+    """The thread of one rank that talks; see the module."""
 
-    def __init__(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        step: Callable[[], Optional[int]],
-        done: Callable[[], TrainingProgress] = TrainingProgress,
-        called: Callable[[], Called] = Called,
-    ) -> None:
-        self._connection = Connection(store, notices.PART, size <= _CONNECTIONS)
-        self._records = FailureRecords(self._connection, rank)
-        self._rank, self._size, self._step, self._work, self._called = rank, size, step, done, called
-        self._period = max(PERIOD, size / LOOKS)
-        self._notices = notices.Reader(self._period)
-        self._main = main_thread.MainThread()
-        self._leaving, self._how = threading.Event(), "ended"
+    def __init__(self, store: Any, here: Rank) -> None:
+        super().__init__(store, here)
+        self._rank, self._step = here.number, here.step
+        self._records = FailureRecords(self._connection, here.number)
+        self._notices = notices.Reader(self._pause())
+        self._is_lost = False
         self._cause: Optional[str] = None
         # What was printed last.
         self._said = ""
-        self._thread = Background(self._run)
 
-    # In a thread of the program.
+    def begin(self) -> None:
+        sys_exit.watch()
+        super().begin()
 
     def end(self, how: str) -> None:
-        """Stop watching: ``left``, if this rank leaves the group, which it then tells; or ``stopped``."""
-        self._how = how
-        self._leaving.set()
-        self._thread.join(_SHORT)
+        super().end(how)
+        if self._how != ENDED:
+            # At the end of the program a trace asks for the call that has ended it.
+            sys_exit.forget()
 
-    def leave(self) -> None:
-        """The functions of atexit run: let the thread say how the program ended. A forked child is no rank."""
-        if not self._main.is_over():
-            # Somebody runs these functions by hand.
-            self._how = "stopped"
-        self._leaving.set()
-        self._thread.join(_LONG if self._main.uncaught() is not None or sys_exit.last() is not None else _SHORT)
-
-    # In the thread of its own.
-
-    def _run(self) -> None:
-        with contextlib.suppress(Exception):
-            self._watch()
-        self._notices.end()
-        # Whoever kept the store may have ended by now.
-        with contextlib.suppress(Exception):
-            if self._how == "left":
-                self._leave_well("left its process group")
-            elif self._how == "stopped":
-                self._records.fall_silent()
-            elif self._connection.is_open():
-                self._say_how()
-        self._connection.close()
-
-    def _watch(self) -> None:
-        """Look until this rank leaves, or its program has failed; threads of a failed one may keep the process."""
-        is_lost = False
-        while self._connection.is_open():
-            try:
-                if not is_lost:
-                    self._records.beat(self._step())
-                    self._look()
-                    self._notices.look(self._connection.store())
-            except Exception as error:
-                log.debug(f"the store does not answer: {error!r}")
-                is_lost = True
-            if self._leaving.wait(self._period) or self._failure() is not None:
-                return
+    def _patience(self) -> float:
+        has_failed = self._how == ENDED and (self._main.uncaught() is not None or sys_exit.last() is not None)
+        return _LONG if has_failed else _SHORT
 
     def _look(self) -> None:
+        if self._failure() is not None:
+            # Threads of a program that has failed may keep the process.
+            self._over.set()
+            return
+        try:
+            if not self._is_lost:
+                self._presence.beat(self._step())
+                self._read_cause()
+                self._notices.look(self._connection.store())
+        except Exception as error:
+            log.debug(f"the store does not answer: {error!r}")
+            self._is_lost = True
+
+    def _leave(self) -> None:
+        self._notices.end()
+        if self._how == LEFT:
+            self._leave_well(LEFT, "left its process group")
+        elif self._how == UNDONE:
+            self._presence.leave(End(self._rank, UNDONE))
+        elif self._connection.is_open():
+            self._say_how()
+
+    def _read_cause(self) -> None:
         if self._cause is None:
             self._cause = self._records.cause()
             if self._cause is not None:
@@ -146,11 +121,13 @@ class Sentinel:
         if failure is not None:
             self._failed(failure)
             return
-        how = "reached the end of its program" if self._main.returned() else "exited"
-        self._leave_well(how)
+        if self._main.returned():
+            self._leave_well(ENDED, "reached the end of its program")
+        else:
+            self._leave_well(EXITED, "exited")
 
-    def _leave_well(self, how: str) -> None:
-        self._leave(f"rank {self._rank} {how}{self._in_step()}", self._step(), self._work().ended(), self._called())
+    def _leave_well(self, how: str, words: str) -> None:
+        self._presence.leave(self._end(how, f"rank {self._rank} {words}{self._in_step()}"))
 
     def _in_step(self) -> str:
         return last_words.in_step(self._step())
@@ -159,14 +136,14 @@ class Sentinel:
         if not failure.follows and self._claims(failure.text):
             failure.write()
             self._say(failure.text)
-            self._leave(failure.text)
+            self._presence.leave(End(self._rank, FAILED, failure.text))
             self._linger()
             return
         cause = self._found()
         self._say_last(cause or failure.text)
         with contextlib.suppress(Exception):
             self._records.acknowledge()
-            self._leave(failure.text)
+            self._presence.leave(End(self._rank, FAILED, failure.text))
         if error_file.is_wanted():
             # The first failure is the one that elastic takes for the cause.
             error_file.next_second()
@@ -180,18 +157,15 @@ class Sentinel:
             log.debug(f"the store does not answer: {problem!r}")
             return True
 
-    def _leave(self, text: str, *done: Any) -> None:
-        self._records.leave(End(self._rank, text, *done))
-
     def _in_words(self, end: End) -> str:
         """Return how a rank has ended or left, with what to do where it has done less than this one."""
         step = self._step()
         # This rank may have failed in a backward, whose gradients were still to come.
-        own = self._work()._replace(missed=False)
-        differ = differences.backwards({end.rank: TrainingProgress(*end.work), self._rank: own})
+        own = self._here.work()._replace(missed=False)
+        differ = differences.backwards({end.rank: end.work, self._rank: own})
         if differ:
             return f"{end.text}. {differ}"
-        alone = self._called_alone(Called(*end.called))
+        alone = self._called_alone(end.called)
         if alone:
             return (
                 f"{end.text}, without calling the collective in which this rank fails ({alone}). Call it on all ranks"
@@ -206,7 +180,7 @@ class Sentinel:
 
     def _called_alone(self, there: Called) -> str:
         """Return the line of the collective in which this rank fails, if the other one has called it less often."""
-        here, error = self._called(), self._main.uncaught()
+        here, error = self._here.called(), self._main.uncaught()
         is_own = there.counts and error is not None and last_words.call(error)
         if not is_own or here.counts.get(here.last, 0) <= there.counts.get(here.last, 0):
             return ""
@@ -216,7 +190,7 @@ class Sentinel:
         """Stay until the others know the cause, as far as they have not ended: torch elastic ends them at once."""
         wait = Wait()
         while wait.seconds() < LINGER:
-            if self._records.acknowledged() + self._records.number_of_ends() >= self._size:
+            if self._records.acknowledged() + self._presence.number_of_ends() >= self._here.size:
                 return
             wait.pause(0.05)
 
@@ -238,11 +212,11 @@ class Sentinel:
             if found:
                 return found
             wait.pause(0.05)
-        return next(map(self._in_words, self._records.ends()), "")
+        return next(map(self._in_words, self._presence.ends()), "")
 
     def _gone(self) -> str:
         """Return the rank whose process has exited without a word, if it is one of this machine."""
-        for rank, life in self._lives(_NEIGHBOURS).items():
+        for rank, life in self._alive(_NEIGHBOURS).items():
             if processes.is_gone(life):
                 return (
                     f"rank {rank} ended without a word{self._last_seen(life)}: process {life.pid} on {life.host} has"
@@ -258,27 +232,26 @@ class Sentinel:
 
     def _silent(self) -> str:
         """Return the rank that gives no sign of life, on whatever machine."""
-        before = self._lives(_MANY)
-        System.pause(2 * self._period + 1)
-        for rank, life in self._lives(_MANY).items():
-            if before.get(rank) == life:
+        before, seconds = self._alive(_MANY), 2 * self._pause()
+        System.pause(seconds + 1)
+        for rank, life in self._alive(_MANY).items():
+            if life.beat and before.get(rank) == life:
                 return (
                     f"rank {rank} is silent{self._last_seen(life)}: process {life.pid} on {life.host} has given no sign"
-                    f" of life for {2 * self._period:.0f} s"
+                    f" of life for {seconds:.0f} s"
                 )
         return ""
 
-    def _last_seen(self, life: Life) -> str:
+    def _last_seen(self, life: Present) -> str:
         here = f"rank {self._rank} is in step {self._step()}" if self._step() else ""
         there = f"last seen in step {life.step}" if life.step else ""
         return "".join(f", {words}" for words in (there, here) if words)
 
-    def _lives(self, around: int) -> Dict[int, Life]:
-        """Return the last signs of life of the ranks next to this one."""
+    def _alive(self, around: int) -> Dict[int, Present]:
+        """Return the ranks next to this one that have not left."""
         first = max(0, self._rank - around)
-        others = [rank for rank in range(first, min(self._size, first + 2 * around)) if rank != self._rank]
-        found = {rank: self._records.life(rank) for rank in others}
-        return {rank: life for rank, life in found.items() if life is not None}
+        last = min(self._here.size, first + 2 * around)
+        return self._presence.alive(rank for rank in range(first, last) if rank != self._rank)
 
     def _say(self, text: str) -> bool:
         """Log a line, once where the ranks of a node print into one stream (the trace of each has it); whether here."""

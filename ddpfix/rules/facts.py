@@ -14,6 +14,8 @@ WAITING = (COLLECTIVE, BACKWARD, WRAPPER, DEVICE)
 GPU = "the GPU"
 # How a rank is that does not answer.
 GONE, STOPPED, TRACED, LEFT, SILENT = "gone", "stopped", "traced", "left", "silent"
+# How a rank leaves its job, beside LEFT (its process group) and ENDED (its program has returned).
+EXITED, FAILED, UNDONE = "exited", "failed", "undone"
 # Calls to or from one rank.
 POINT_TO_POINT = ("send", "recv", "irecv", "isend", "batch_isend_irecv")
 # Seconds; a longer limit is none that a program catches at the end of each epoch.
@@ -63,6 +65,31 @@ class Called(NamedTuple):
 
     counts: Dict[str, int] = {}
     last: str = ""
+
+
+class End(NamedTuple):
+    """How a rank has left its job.
+
+    Attributes:
+        how: LEFT, ENDED, EXITED, FAILED, or UNDONE where ddpfix was, and nothing more is known of the rank.
+        text: the same in a sentence.
+        step: the training forwards that it had begun; None where it failed, or nothing counts them.
+        work: what it had done, if it has said so.
+        called: the collectives that its program had called, likewise.
+    """
+
+    rank: int
+    how: str
+    text: str = ""
+    step: Optional[int] = None
+    work: TrainingProgress = TrainingProgress()
+    called: Called = Called()
+
+    @classmethod
+    def load(cls, values: Sequence[object]) -> End:
+        """Return an end from the lists that JSON made of it."""
+        found = cls(*values)  # type: ignore[arg-type]
+        return found._replace(work=TrainingProgress(*found.work), called=Called(*found.called))
 
 
 class Position(NamedTuple):

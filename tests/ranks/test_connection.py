@@ -37,9 +37,9 @@ def served() -> Iterator[Tuple[subprocess.Popen[str], Any]]:
 
 def test_it_is_another_one_until_the_server_ends(served: Tuple[Any, Any]) -> None:
     server, store = served
-    connection = Connection(store, "tests")
+    connection = Connection(store)
     connection.store().set("key", "value")
-    assert bytes(Connection(store, "tests", own=False).store().get("key")) == b"value"
+    assert bytes(Connection(store, own=False).store().get("key")) == b"value"
     assert connection._clone is not None and connection.is_open()
     server.kill()
     server.wait()
@@ -63,7 +63,7 @@ def test_nobody_waits_for_a_server_that_has_ended(served: Tuple[Any, Any]) -> No
     server.kill()
     server.wait()
     begun = time.monotonic()
-    connection = Connection(store, "tests")
+    connection = Connection(store)
     assert time.monotonic() - begun < LIMIT / 2
     with pytest.raises(StoreLostError):
         connection.store()
@@ -82,9 +82,9 @@ def test_nobody_waits_for_one_that_ends_meanwhile(served: Tuple[Any, Any], monke
             server.wait()
             return store.clone()
 
-    monkeypatch.setattr("ddpfix.exchange.connection.keys", lambda store, name: store)
+    monkeypatch.setattr("ddpfix.exchange.connection.job", lambda store: store)
     late, begun = Late(), time.monotonic()
-    connection = Connection(late, "tests")
+    connection = Connection(late)
     assert time.monotonic() - begun < LIMIT / 2
     with pytest.raises(StoreLostError):
         connection.store()

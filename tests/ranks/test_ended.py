@@ -12,9 +12,11 @@ from torch import distributed
 
 from ddpfix.exchange import rendezvous
 from ddpfix.exchange.connection import Connection
-from ddpfix.exchange.failure_records import FailureRecords
+from ddpfix.exchange.presence import Presence
 from ddpfix.groups import internals
 from ddpfix.monitor.sentinel import Sentinel
+from ddpfix.monitor.watch import Rank
+from ddpfix.rules.facts import UNDONE
 from tests.support.ranks import environment, of_a_shell, side_by_side
 
 pytestmark = pytest.mark.patches("torch.agreement")
@@ -115,13 +117,14 @@ def test_a_store_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_undoes_ddpfix_is_not_taken_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     store = distributed.HashStore()
     monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
-    others = FailureRecords(Connection(store, "failed", own=False), 1)
-    watching = Sentinel(store, 0, 2, lambda: 3)
+    others = Presence(Connection(store, own=False), 1)
+    watching = Sentinel(store, Rank(0, 2, lambda: 3))
+    watching.begin()
     try:
         begun = time.monotonic()
-        while others.life(0) is None and time.monotonic() - begun < 20:
+        while not others.alive([0]) and time.monotonic() - begun < 20:
             time.sleep(0.01)
-        assert others.life(0) is not None
+        assert others.alive([0])
     finally:
-        watching.end("stopped")
-    assert others.life(0) is None and others.number_of_ends() == 0
+        watching.end(UNDONE)
+    assert not others.alive([0]) and others.number_of_ends() == 0

@@ -18,10 +18,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from ddpfix import user_code
-from ddpfix.exchange import connection, failure_records
+from ddpfix.exchange import connection, presence
 from ddpfix.exchange.connection import Connection
-from ddpfix.exchange.failure_records import End, FailureRecords, Life
+from ddpfix.exchange.failure_records import FailureRecords
+from ddpfix.exchange.presence import Presence, Present
 from ddpfix.monitor import last_words, processes, sys_exit
+from ddpfix.rules.facts import FAILED, UNDONE, Called, End
 from tests.ranks import failing
 
 
@@ -229,25 +231,37 @@ def test_what_ranks_leave_for_each_other(monkeypatch: pytest.MonkeyPatch) -> Non
     store = torch.distributed.HashStore()
     monkeypatch.setattr(Connection, "store", lambda self: store)
     one, other = (FailureRecords(Connection.__new__(Connection), rank) for rank in (0, 1))
-    assert one.ends() == [] and one.cause() is None and one.life(1) is None
-    other.beat(7)
-    life = one.life(1)
-    assert life is not None and (life.pid, life.step, life.beat) == (os.getpid(), 7, 1)
-    assert not processes.is_gone(life)
-    other.beat(8)
-    assert one.life(1) != life
+    assert one.cause() is None
     assert other.claim("rank 1 failed") and not one.claim("rank 0 failed") and one.cause() == "rank 1 failed"
     assert other.cause() is None, "its own is no cause for it"
-    other.leave(End(1, "rank 1 failed"))
-    assert one.ends() == [End(1, "rank 1 failed")] and other.ends() == []
-    # Who has told its end is not silent.
-    assert one.life(1) is None
 
 
-@pytest.mark.skipif(not failure_records.space(), reason="only Linux tells what processes have in common")
+def test_who_takes_part_and_who_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(Connection, "store", lambda self: store)
+    one, other, watching = (Presence(Connection.__new__(Connection), rank) for rank in (0, 1, 1))
+    assert one.ends() == [] and one.of(1) is None and one.alive([1]) == {}
+    # The thread that gives no signs of life may come before the one that does, or after it.
+    watching.enter()
+    other.beat(7)
+    watching.enter()
+    there = one.alive([1])[1]
+    assert (there.pid, there.step, there.beat) == (os.getpid(), 7, 1) and not processes.is_gone(there)
+    other.beat(8)
+    assert one.of(1) != there
+    end = End(1, FAILED, "rank 1 failed", called=Called({"train.py:8": 2}, "train.py:8"))
+    other.leave(end)
+    assert one.ends() == [end] and other.ends() == [] and one.number_of_ends() == 1
+    left = one.of(1)
+    assert left is not None and left.end == end and one.alive([1]) == {}, "who has told its end is not silent"
+    one.leave(End(0, UNDONE))
+    assert other.ends() == [] and one.number_of_ends() == 1 and other.alive([0]) == {}, "it trains on"
+
+
+@pytest.mark.skipif(not presence.space(), reason="only Linux tells what processes have in common")
 def test_a_process_that_is_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
-    known = Life("host", failure_records.space(), child.pid, None, 1)
+    known = Present("host", presence.space(), child.pid)
     end = time.monotonic() + 30
     # It is gone for others as soon as it has ended, also if nobody has asked for its code.
     while not processes.is_gone(known) and time.monotonic() < end:

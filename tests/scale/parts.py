@@ -19,6 +19,7 @@ from ddpfix.exchange import keys as stores
 from ddpfix.exchange import rendezvous
 from ddpfix.monitor import hang as hang
 from ddpfix.monitor import loaders
+from ddpfix.monitor.watch import Rank
 from ddpfix.system import System
 from tests.scale.counted import Count
 from tests.scale.world import World
@@ -155,5 +156,6 @@ def _take_turns(watches: List[Any], last: float) -> None:
 
 def _watch(world: World, rank: int, limit: float, folder: str) -> Any:
     # Turns are taken instead of threads.
-    with world.turn(rank), mock.patch.object(hang, "Background", mock.Mock()):
-        return hang.Monitor(world.stores[rank], rank, world.size, lambda: 3, hang.Limits(limit, None), folder)
+    with world.turn(rank):
+        here = Rank(rank, world.size, lambda: 3)
+        return hang.Monitor(world.stores[rank], here, hang.Limits(limit, None), folder)

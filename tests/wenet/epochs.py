@@ -67,11 +67,11 @@ def scenario(plan: Dict[str, Any], folder: Path) -> None:
         run(plan, folder / plan["name"])
         return
     import ddpfix
-    from ddpfix.monitor import sentinel
+    from ddpfix.monitor import watch
 
     original = patched()
     ddpfix.activate(**plan["settings"])
-    sentinel.PERIOD = 0.2
+    watch.PERIOD = 0.2
     plan["found"].update(changed=[name for name, raw in patched().items() if raw is not original[name]])
     run(plan, folder / plan["name"])
     plan["found"].update(problems=ddpfix.deactivate())

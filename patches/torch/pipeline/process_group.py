@@ -10,14 +10,12 @@ import atexit
 import contextlib
 import functools
 from types import ModuleType
-from typing import Any, Callable, ClassVar, ContextManager, Dict, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Sequence, Tuple
 
 from torch import distributed
 
 from ddpfix import log
 from ddpfix.exchange import lowest_rank
-from ddpfix.exchange.connection import is_torchs
-from ddpfix.exchange.keys import default_store
 from ddpfix.patching.site import Site
 
 from .order import GROUP
@@ -27,7 +25,7 @@ from .shared import Shared
 class Follower:
     """Follows the process group of all ranks. ``place`` is its name in :data:`.order.GROUP`."""
 
-    place: ClassVar[str]
+    place: str
 
     def coming_up(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> ContextManager[None]:
         """Called with the arguments of ``init_process_group``; returns what is open while it runs."""
@@ -124,34 +122,3 @@ def _guarded(follower: Follower, action: Callable[[], None]) -> None:
         action()
     except Exception as error:
         log.debug(f"{follower.place} of the process group: {error!r}")
-
-
-class DuringGroup(Follower):
-    """Runs while a group of several ranks is up whose store can be asked from a thread."""
-
-    def make(self, store: Any, rank: int, size: int) -> None:
-        """Begin, with the group's store, this rank and the number of ranks."""
-        raise NotImplementedError
-
-    def end(self, how: str) -> None:
-        """End what has been made: ``left`` (the rank leaves its group), ``stopped``."""
-        raise NotImplementedError
-
-    def up(self) -> None:
-        store = default_store()
-        if store is None or distributed.get_world_size() == 1:
-            return
-        self.end("stopped")
-        if not is_torchs(store):
-            log.debug(f"ranks are not monitored: the program supplied the group's store, a {type(store).__name__}")
-            return
-        try:
-            self.make(store, distributed.get_rank(), distributed.get_world_size())
-        except Exception as error:
-            log.debug(f"this job is not monitored: {error!r}")
-
-    def leaving(self) -> None:
-        self.end("left")
-
-    def undone(self) -> None:
-        self.end("stopped")

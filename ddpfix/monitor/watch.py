@@ -1,0 +1,104 @@
+"""How the two threads of a rank begin, and how they end: with its process group, its program, or ddpfix.
+
+There are two of them (:mod:`.sentinel`, :mod:`.hang`) only because the store can block the one that talks: while the
+process that keeps it is stopped, no request is answered. Then the other one still says where its rank waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any, Callable, NamedTuple, Optional
+
+from ddpfix.background import Background
+from ddpfix.exchange.connection import Connection
+from ddpfix.exchange.presence import Presence
+from ddpfix.monitor.main_thread import MainThread
+from ddpfix.rules.facts import ENDED, UNDONE, Called, End, TrainingProgress
+
+# Seconds between two looks, and how many looks a second the store has to answer at most.
+PERIOD, LOOKS = 2.0, 200
+# Up to so many ranks each has connections of its own for this: more might be too many files for the store's process.
+_CONNECTIONS = 256
+
+
+class Rank(NamedTuple):
+    """This rank, and what its threads may ask of it.
+
+    Attributes:
+        step: gives the number of the training forward that was begun last.
+        micro: gives the number of the micro-batch in its step; 0 where gradients are not accumulated.
+        work: gives what it has done.
+        called: gives the collectives that the program itself has called.
+    """
+
+    number: int
+    size: int
+    step: Callable[[], Optional[int]]
+    micro: Callable[[], int] = lambda: 0
+    work: Callable[[], TrainingProgress] = TrainingProgress
+    called: Callable[[], Called] = Called
+
+
+class Watch:
+    """A thread of this rank while its process group is up; it runs the methods from :meth:`_run` on."""
+
+    def __init__(self, store: Any, here: Rank) -> None:
+        self._here, self._connection = here, Connection(store, here.size <= _CONNECTIONS)
+        self._presence, self._main = Presence(self._connection, here.number), MainThread()
+        self._over, self._how = threading.Event(), ENDED
+        self._thread: Optional[Background] = None
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._thread = Background(self._run)
+
+    def end(self, how: str) -> None:
+        """Let the thread say that this rank has LEFT its group or its program has ENDED, or end it: ddpfix is UNDONE.
+
+        A forked child is no rank, and has no such thread.
+        """
+        # Somebody may run the functions of atexit by hand.
+        self._how = UNDONE if how == ENDED and not self._main.is_over() else how
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(self._patience())
+
+    def _patience(self) -> float:
+        """Return the seconds that the end of the process waits for the thread."""
+        return 2.0
+
+    def _run(self) -> None:
+        is_there = False
+        with contextlib.suppress(Exception):
+            is_there = self._begins()
+            while is_there and self._connection.is_open():
+                self._look()
+                if self._over.wait(self._pause()):
+                    break
+        # Whoever kept the store may have ended by now.
+        with contextlib.suppress(Exception):
+            if is_there:
+                self._leave()
+        self._connection.close()
+
+    def _begins(self) -> bool:
+        """Begin; returns whether the thread has something to do."""
+        return True
+
+    def _pause(self) -> float:
+        """Return the seconds between two looks."""
+        return max(PERIOD, self._here.size / LOOKS)
+
+    def _look(self) -> None:
+        """Look once; raises nothing."""
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        """Tell the others how this rank has left."""
+        raise NotImplementedError
+
+    def _end(self, how: str, text: str) -> End:
+        """Return the end of a rank that has not failed."""
+        here = self._here
+        return End(here.number, how, text, here.step(), here.work().ended(), here.called())

@@ -1,0 +1,71 @@
+"""A thread of :mod:`ddpfix.monitor` for each process group of several ranks (``monitor/watch.py`` has its life)."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+from torch import distributed
+
+from ddpfix import log
+from ddpfix.exchange.connection import is_torchs
+from ddpfix.exchange.keys import default_store
+from ddpfix.patching.site import Site
+from ddpfix.rules.facts import ENDED, LEFT, UNDONE
+
+from ..pipeline.process_group import Follower, ProcessGroup
+from ..pipeline.step_count import Clocks
+
+if TYPE_CHECKING:
+    from ddpfix.monitor.watch import Rank, Watch
+
+
+class Watched(Follower):
+    """Makes the thread where the group's store can be asked from one, and ends it with the group."""
+
+    def __init__(self, site: Site, place: str, make: Callable[[Any, Rank], Watch]) -> None:
+        self.place, self._site, self._make = place, site, make
+        self._watch: Optional[Watch] = None
+
+    def up(self) -> None:
+        store = default_store()
+        if store is None or distributed.get_world_size() == 1:
+            return
+        self._end(UNDONE)
+        if not is_torchs(store):
+            log.debug(f"ranks are not monitored: the program supplied the group's store, a {type(store).__name__}")
+            return
+        try:
+            self._watch = self._make(store, self._rank())
+            self._watch.begin()
+        except Exception as error:
+            log.debug(f"this job is not monitored: {error!r}")
+
+    def _rank(self) -> Rank:
+        # Not at the head of this file: a process without a group needs none of it.
+        from ddpfix.groups.called import CallCounts
+        from ddpfix.monitor.watch import Rank
+
+        clocks, called = self._site.keep(Clocks), self._site.keep(CallCounts).read
+        return Rank(
+            distributed.get_rank(), distributed.get_world_size(), clocks.step, clocks.micro, clocks.work, called
+        )
+
+    def leaving(self) -> None:
+        self._end(LEFT)
+
+    def exits(self) -> None:
+        self._end(ENDED)
+
+    def undone(self) -> None:
+        self._end(UNDONE)
+
+    def _end(self, how: str) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end(how)
+
+
+def follow(site: Site, module: ModuleType, place: str, make: Callable[[Any, Rank], Watch]) -> None:
+    """Begin when the process group comes up, or at once where it is up already."""
+    site.keep(ProcessGroup).follow(site, module, Watched(site, place, make))
