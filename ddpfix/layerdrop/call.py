@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 
-from ddpfix.layerdrop import schedule, training
+from ddpfix.layerdrop import training
 from ddpfix.layerdrop.loops import Decision
 
 # The call whose function is running here; comparisons outside of one are the program's own.
@@ -105,7 +105,7 @@ class Call:
         """Return whether all ranks skip a layer of the module, for a patch that leaves it out by itself."""
         if self.base is None or self._replica is None:
             return False
-        skipped = schedule.uniform(schedule.fold(self.base, 0, self._replica.key(layer)[1]), 0) < rate
+        skipped = training.uniform(training.fold(self.base, 0, self._replica.key(layer)[1]), 0) < rate
         index = self._index(layer)
         self.visits[index] = self.visits.get(index, 0) + 1
         if skipped:
@@ -124,7 +124,7 @@ class Call:
         place = comparison.site, key
         self._asked[place] = self._asked.get(place, -1) + 1
         assert self.base is not None
-        return schedule.uniform(schedule.fold(self.base, comparison.site, key), self._asked[place])
+        return training.uniform(training.fold(self.base, comparison.site, key), self._asked[place])
 
     def _index(self, layer: Any) -> int:
         """Return the index of a layer in the list of the module; one of another list is not recorded as one of this."""

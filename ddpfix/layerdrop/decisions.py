@@ -8,12 +8,13 @@ where a layer draws for itself, whether the layer does anything at all). Every o
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 from types import FunctionType
 from typing import Any, FrozenSet, Iterator, NamedTuple, Optional, Tuple
 
-from ddpfix.layerdrop import branches, loops, source, unshared
+from ddpfix.layerdrop import loops, source, unshared
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Number, Scope, may_draw, outer_of
 from ddpfix.layerdrop.syntax import names_in, names_of
@@ -39,23 +40,21 @@ class Found(NamedTuple):
     scope: Scope
     decisions: Tuple[Decision, ...]
 
-    def shared(self) -> Tuple[Decision, ...]:
-        """Return the decisions that are proved."""
-        return tuple(each for each in self.decisions if not each.refusal)
-
 
 _NOTHING = Found(Scope(ast.parse("def _(): 0").body[0], {}), ())  # type: ignore[arg-type]
 
 
-def of(function: FunctionType, owner: Optional[type] = None) -> Found:
-    """Return the decisions of a function; none where it draws nothing.
+def of(function: Any, owner: Optional[type] = None) -> Found:
+    """Return the decisions of a function below all decorators; none where it draws nothing.
 
     Args:
         owner: the class whose method it is, whose other methods may draw for it; None where that is not known.
 
     Raises:
-        PatchError: its source is unavailable, or is not what runs.
+        PatchError: it is no Python function, or its source is unavailable, or is not what runs.
     """
+    if not isinstance(function, FunctionType):
+        raise PatchError(f"{function!r} is not a Python function")
     return read(function, owner) if draws(function, owner) else _NOTHING
 
 
@@ -66,7 +65,7 @@ def read(function: FunctionType, owner: Optional[type]) -> Found:
     """Return the decisions of a function, read whether it draws or not; PatchError as :func:`of`."""
     scope = Scope(source.tree_of(function), outer_of(function))
     scope.drawing = frozenset(_drawing(scope, function, owner))
-    given = layers(function, owner) if owner is not None and loops.for_loops(scope) == [] else None
+    given = handed(function, owner) if owner is not None and loops.for_loops(scope) == [] else None
     return in_scope(scope, given, function.__name__ in METHODS)
 
 
@@ -127,7 +126,7 @@ def _decision(scope: Scope, node: Any, given: Optional[Given], is_whole: bool) -
     if isinstance(loop, ast.For):
         uses = loops.uses(scope, loop)
         outcomes = loops.outcomes_of(scope, loop.body, node, uses.__contains__)
-        skip = branches.skipping_truth(outcomes, whole=True) if uses else None
+        skip = loops.skipping_truth(outcomes, whole=True) if uses else None
         if skip is not None:
             layers = loops.layers_of_turn(scope, loop, uses)
             return _checked(scope, node, skip, layers, loops.attributes(scope, [loop.iter, *layers]), False)
@@ -143,21 +142,19 @@ def _by_itself(scope: Scope, node: ast.expr) -> Optional[Decision]:
     """Return the decision of a module about itself."""
     calls = {each for each in ast.walk(scope.tree) if isinstance(each, ast.Call) and loops.calls_part(scope, each)}
     outcomes = loops.outcomes_of(scope, scope.tree.body, node, calls.__contains__)
-    skip = branches.skipping_truth(outcomes, whole=False)
+    skip = loops.skipping_truth(outcomes, whole=False)
     return None if skip is None else _checked(scope, node, skip, (), frozenset(), bool(outcomes(skip).reached))
 
 
 def _of_given(scope: Scope, node: ast.expr, given: Given) -> Optional[Decision]:
-    """Return the decision about a layer that the function was handed."""
+    """Return the decision about a layer that the function was handed, which no public encoder has: it is not shared."""
     calls = {each for each in ast.walk(scope.tree) if isinstance(each, ast.Call) and given.name in names_in(each)}
     outcomes = loops.outcomes_of(scope, scope.tree.body, node, calls.__contains__)
-    skip = branches.skipping_truth(outcomes, whole=True) if len(scope.values.get(given.name, ())) == 1 else None
+    skip = loops.skipping_truth(outcomes, whole=True) if len(scope.values.get(given.name, ())) == 1 else None
     if skip is None:
         return None
     layers = (ast.Name(id=given.name, ctx=ast.Load()),)
-    # What else its class does with the layer is not known.
-    found = _checked(scope, node, skip, layers, given.holders, False)._replace(is_only_run=False)
-    return found if given.is_always else found._replace(refusal="another call hands it something else")
+    return _checked(scope, node, skip, layers, given.holders, False)._replace(refusal=_ELSEWHERE)
 
 
 def _is_inner(scope: Scope, node: ast.AST) -> bool:
@@ -251,42 +248,31 @@ def _is_rate_name(scope: Scope, name: str, seen: FrozenSet[str]) -> bool:
 
 
 class Given(NamedTuple):
-    """A parameter that is a layer of these holders; ``is_always``: no call of the method has anything else there."""
+    """A parameter that is a layer of these holders."""
 
     name: str
     holders: FrozenSet[str]
-    is_always: bool = True
 
 
-def layers(function: FunctionType, owner: type) -> Optional[Given]:
-    """Return the parameter of a method for which loops of its class have a layer."""
-    found = {given for caller in _callers(function, owner) for given in _given(function, caller)}
-    given = sorted(each for each in found if each is not None)
-    return given[0]._replace(is_always=len(found) == 1) if given else None
+def handed(function: FunctionType, owner: type) -> Optional[Given]:
+    """Return the parameter of a method for which a loop of its class has a layer."""
+    names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+    for scope in _callers(function, owner):
+        calls = [node for node in ast.walk(scope.tree) if isinstance(node, ast.Call)]
+        for node in [each for each in calls if scope.path(each.func) == (function.__name__,)]:
+            loop = scope.loop(node)
+            turns = loops.elements(scope, loop) if isinstance(loop, ast.For) else frozenset()
+            given = [*zip(names, node.args), *((word.arg, word.value) for word in node.keywords)]
+            for name, value in given:
+                if name and isinstance(loop, ast.For) and isinstance(value, ast.Name) and value.id in turns:
+                    return Given(name, loops.attributes(scope, [loop.iter]))
+    return None
 
 
-def _callers(function: FunctionType, owner: type) -> Iterator[FunctionType]:
-    """Yield the methods of a class that name a function, as far as no subclass in between has other ones."""
+def _callers(function: FunctionType, owner: type) -> Iterator[Scope]:
+    """Yield the methods of a class that name a function, and whose source can be read."""
     own = [each for level in owner.__mro__ for each in vars(level).values()]
     for each in own:
         if type(each) is FunctionType and each is not function and function.__name__ in names_of(each.__code__):
-            yield each
-
-
-def _given(function: FunctionType, caller: FunctionType) -> Iterator[Optional[Given]]:
-    """Yield what each call of the method is given: the layer of a loop's turn, or None."""
-    try:
-        scope = Scope(source.tree_of(caller), outer_of(caller))
-    except PatchError:
-        yield None
-        return
-    names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
-    for node in ast.walk(scope.tree):
-        if isinstance(node, ast.Call) and scope.path(node.func) == (function.__name__,):
-            loop = scope.loop(node)
-            turns = loops.elements(scope, loop) if isinstance(loop, ast.For) else frozenset()
-            words = {word.arg: word.value for word in node.keywords if word.arg is not None}
-            given = {**dict(zip(names, node.args)), **words}
-            found = [name for name, value in given.items() if isinstance(value, ast.Name) and value.id in turns]
-            is_one = len(found) == 1 and isinstance(loop, ast.For)
-            yield Given(found[0], loops.attributes(scope, [loop.iter])) if is_one else None  # type: ignore[union-attr]
+            with contextlib.suppress(PatchError):
+                yield Scope(source.tree_of(each), outer_of(each))

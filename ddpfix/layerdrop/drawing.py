@@ -75,7 +75,7 @@ def _method(owner: type, name: str) -> Optional[FunctionType]:
 def _decisions(function: Any, owner: type) -> Tuple[Decision, ...]:
     """Return the decisions of a function, proved or not; none where its source is not what runs."""
     try:
-        return found(innermost(function), owner).decisions
+        return decisions.of(innermost(function), owner).decisions
     except PatchError:
         return ()
 
@@ -83,7 +83,7 @@ def _decisions(function: Any, owner: type) -> Tuple[Decision, ...]:
 def rate_paths(owner: type, method: str) -> Tuple[Tuple[str, ...], ...]:
     """Return the places of a method's rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
     try:
-        return rates.paths(found(innermost(vars(owner)[method]), owner))
+        return rates.paths(decisions.of(innermost(vars(owner)[method]), owner))
     except PatchError:
         return ()
 
@@ -112,7 +112,7 @@ def check(owner: type, module: Any) -> None:
     if not methods:
         raise PatchError(_unread(owner))
     for inner in (innermost(vars(owner)[name]) for name in methods):
-        read = found(inner, owner)
+        read = decisions.of(inner, owner)
         for each in read.decisions:
             place = f"{inner.__code__.co_filename}:{getattr(each.node, 'lineno', 0)}"
             names = each.number.generator.split(".") if each.number is not None and each.number.generator else []
@@ -176,10 +176,3 @@ def _unread(level: type) -> str:
 
 def _has_parameters(module: Any) -> bool:
     return bool(internals.named_parameters(module))
-
-
-def found(inner: Any, owner: type) -> decisions.Found:
-    """Return what was found out about a function below all decorators; PatchError where its source is not what runs."""
-    if not isinstance(inner, FunctionType):
-        raise PatchError(f"{inner!r} is not a Python function")
-    return decisions.of(inner, owner)

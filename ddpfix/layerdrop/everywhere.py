@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Callable
 
 from ddpfix import log
-from ddpfix.layerdrop import code_copy, cover, decisions
+from ddpfix.layerdrop import code_copy, cover, decisions, drawing
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.user_code import full_name, module_of
@@ -48,7 +49,7 @@ def unless_switched_off(site: Site, change: Change) -> Change:
 
 def put(site: Site, owner: type, change: Change) -> None:
     """Change a class whose method draws, once; PatchError where it does not draw."""
-    if cover.drawing_method(owner) is None:
+    if drawing.drawing_method(owner) is None:
         raise PatchError(
             f"{owner.__qualname__} does not draw for layers: none of {', '.join(decisions.METHODS)} compares a draw"
         )
@@ -60,7 +61,7 @@ def in_module(site: Site, module: ModuleType, change: Change) -> None:
     """Change the classes of a module that draw."""
     values = list(vars(module).values())
     for owner in [value for value in values if isinstance(value, type) and module_of(value) == module.__name__]:
-        if cover.drawing_method(owner) is not None:
+        if drawing.drawing_method(owner) is not None:
             _put(site, owner, change, None)
 
 
@@ -69,21 +70,16 @@ def in_models(site: Site, change: Change) -> None:
     wrap_hooks.before_wrap(site, _InModels(site, change))
 
 
+@dataclass(frozen=True)
 class _InModels:
     """Two of the same patch are equal, so that a model is examined once."""
 
-    def __init__(self, site: Site, change: Change) -> None:
-        self.site, self.change = site, change
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _InModels) and (self.site, self.change) == (other.site, other.change)
-
-    def __hash__(self) -> int:
-        return hash((self.site, self.change))
+    site: Site
+    change: Change
 
     def __call__(self, model: Any) -> None:
         try:
-            classes = cover.drawing_classes(model)
+            classes = drawing.drawing_classes(model)
         except Exception as error:
             # A property of the user's may raise outside of a forward: no reason to end a job that trains without us.
             _say(type(model), f"ddpfix could not search it ({error!r})")
@@ -97,7 +93,7 @@ def _put(site: Site, owner: type, change: Change, module: Any) -> None:
     try:
         if owner not in cover.COVERED:
             if module is not None:
-                cover.check(owner, module)
+                drawing.check(owner, module)
             change(site, owner, module is None)
     except PatchError as error:
         _say(owner, str(error))

@@ -9,6 +9,7 @@ still waits for its backward. Where none of the three decides, an error is bette
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -44,18 +45,14 @@ class _WeakStorage:
             self._free(self.cdata)
 
 
+@dataclass(eq=False)
 class _Past:
-    def __init__(
-        self,
-        base: Optional[int],
-        step: training.Step,
-        storages: Tuple[Tuple[Any, int], ...],
-        generator: int,
-        method: str,
-    ) -> None:
-        self.base, self.step, self.storages, self.generator = base, step, storages, generator
-        self.method = method
-        self.repeated = False
+    base: Optional[int]
+    step: training.Step
+    storages: Tuple[Tuple[Any, int], ...]
+    generator: int
+    method: str
+    repeated: bool = False
 
 
 def remember(

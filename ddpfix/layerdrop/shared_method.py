@@ -11,7 +11,7 @@ from ddpfix.layerdrop import call as calls
 from ddpfix.layerdrop import code_copy, decisions, rates
 from ddpfix.layerdrop.call import Call
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.drawing import applies, found
+from ddpfix.layerdrop.drawing import applies
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import PatchError, Registry
 
@@ -39,7 +39,7 @@ class Covered:
     def __init__(self, owner: type, method: str, traits: code_copy.Traits = NO_TRAITS, examined: bool = True) -> None:
         function = vars(owner)[method]
         inner = innermost(function)
-        read = found(inner, owner)
+        read = decisions.of(inner, owner)
         self.method = method
         # Other methods of the class that draw, and what ranks cannot share of all of them.
         self.others: List[Covered] = []

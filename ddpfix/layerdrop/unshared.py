@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any, Iterator, List, Optional, Tuple
 
-from ddpfix.layerdrop import branches, loops
+from ddpfix.layerdrop import loops
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Scope
 
@@ -48,7 +48,7 @@ def _read_entries(scope: Scope) -> Iterator[Decision]:
         for node in _conditions(loop) if uses else ():
             if _is_drawn_here(scope, node):
                 outcomes = loops.outcomes_of(scope, loop.body, node, uses.__contains__)
-                if branches.skipping_truth(outcomes, whole=True) is not None:
+                if loops.skipping_truth(outcomes, whole=True) is not None:
                     yield _refused(node, (loop.iter, *loops.layers_of_turn(scope, loop, uses)), scope, _CHANGED)
 
 
@@ -68,7 +68,7 @@ def _counted(scope: Scope) -> Iterator[Decision]:
         for node in ast.walk(loop):
             if isinstance(node, ast.Compare) and scope.draw_in(node) is not None and scope.loop(node) is loop:
                 outcomes = loops.outcomes_of(scope, loop.body, node, set(calls).__contains__)
-                if branches.skipping_truth(outcomes, whole=True) is not None:
+                if loops.skipping_truth(outcomes, whole=True) is not None:
                     yield _refused(node, _layers(scope, calls), scope, _OWN_COUNT)
 
 
@@ -78,7 +78,7 @@ def _single(scope: Scope) -> Iterator[Decision]:
     for node in ast.walk(scope.tree) if calls else ():
         if isinstance(node, ast.Compare) and scope.draw_in(node) is not None and scope.loop(node) is None:
             outcomes = loops.outcomes_of(scope, scope.tree.body, node, set(calls).__contains__)
-            if branches.skipping_truth(outcomes, whole=False) is not None:
+            if loops.skipping_truth(outcomes, whole=False) is not None:
                 yield _refused(node, _layers(scope, calls), scope, _NO_LOOP)
 
 

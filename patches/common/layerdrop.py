@@ -23,7 +23,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Callable, Optional
 
-from ddpfix.layerdrop import code_copy, cover, everywhere
+from ddpfix.layerdrop import code_copy, cover, drawing, everywhere
 from ddpfix.patching.site import Site
 
 # From 4.46 on all layers of a model under FSDP run, because ranks might disagree; under ZeRO 3 they always have.
@@ -76,8 +76,8 @@ def wenet(site: Site, module: ModuleType, owner: Any) -> None:
 def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
     """Have layers of WeNet 3.1.0 and later, which their list skips, run as at rate 0 where none is skipped."""
     forward = vars(owner).get("forward")
-    scales = forward is not None and _SCALING in forward.__code__.co_names and cover.drawing_method(owner) != "forward"
-    if everywhere.is_off(site) and scales:
+    scales = forward is not None and _SCALING in forward.__code__.co_names
+    if everywhere.is_off(site) and scales and drawing.drawing_method(owner) != "forward":
         cover.never_skip(site, owner, "forward", (_SCALING,))
 
 
@@ -87,7 +87,7 @@ def _copied(site: Site, owner: type, examined: bool) -> None:
 
 def _rate_of(owner: type) -> Optional[Callable[[Any], float]]:
     """Return a function that gives a layer's rate in force, if the forward reads a branch's rate; None otherwise."""
-    names = [path[-1] for path in cover.rate_paths(owner, cover.drawing_method(owner) or "")]
+    names = [path[-1] for path in drawing.rate_paths(owner, drawing.drawing_method(owner) or "")]
     if _BRANCH not in names:
         return None
     others = [name for name in names if name != _BRANCH]

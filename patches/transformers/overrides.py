@@ -14,7 +14,9 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.layerdrop import cover
+from ddpfix.layerdrop import cover, drawing
+from ddpfix.layerdrop.code_copy import innermost
+from ddpfix.layerdrop.shared_method import Covered
 from ddpfix.models import internals, wrap_hooks
 from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import PatchError, Site
@@ -131,9 +133,9 @@ def _search(owner: type) -> Tuple[str, ...]:
     for level in owner.__mro__:
         if level in cover.COVERED:
             return cover.COVERED[level].path
-        method = cover.drawing_method(level)
+        method = drawing.drawing_method(level)
         if method is not None:
-            return next(iter(cover.rate_paths(level, method)), ())
+            return next(iter(drawing.rate_paths(level, method)), ())
     return ()
 
 
@@ -151,7 +153,7 @@ def _path(model: Any, name: str) -> str:
     return ".".join(_covered(module).path)
 
 
-def _covered(module: Any) -> cover.Covered:
+def _covered(module: Any) -> Covered:
     return next(cover.COVERED[level] for level in type(module).__mro__ if level in cover.COVERED)
 
 
@@ -190,6 +192,6 @@ def _settings(module: Any) -> List[str]:
     path = _path_in(type(module))
     if path[0] == "config":
         return [path[1]]
-    instructions = dis.get_instructions(cover.innermost(type(module).__init__))
+    instructions = dis.get_instructions(innermost(type(module).__init__))
     names = [i.argval for i in instructions if i.opname in ("LOAD_ATTR", "LOAD_METHOD")]
     return [name for name in dict.fromkeys(names) if isinstance(name, str) and "layerdrop" in name]

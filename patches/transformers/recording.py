@@ -10,7 +10,8 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpfix.layerdrop import cover
+from ddpfix.layerdrop.call import Call, layer_count
+from ddpfix.layerdrop.shared_method import OBSERVED, RECORDERS
 from ddpfix.patching.site import Site
 
 KEY = "hidden_states"
@@ -18,8 +19,8 @@ KEY = "hidden_states"
 
 def skipped(site: Site, module: ModuleType, owner: Any) -> None:
     """Complete the collected hidden states when a call that skipped layers ends."""
-    site.register(cover.RECORDERS, (_begin, _end))
-    site.register(cover.OBSERVED, _wanted)
+    site.register(RECORDERS, (_begin, _end))
+    site.register(OBSERVED, _wanted)
 
 
 def _wanted(module: Any, kwargs: Dict[str, Any]) -> bool:
@@ -42,9 +43,9 @@ def _begin(module: Any) -> Optional[Tuple[List[Any], int]]:
     return None if entries is None else (entries, len(entries))
 
 
-def _end(module: Any, begun: Tuple[List[Any], int], call: cover.Call) -> None:
+def _end(module: Any, begun: Tuple[List[Any], int], call: Call) -> None:
     entries, before = begun
-    count = cover.layer_count(module)
+    count = layer_count(module)
     left_out = {left.layer for left in call.left_out}
     added = entries[before:]
     # The first entry is the input of the first layer that ran, and that is the input of all skipped before it. Where

@@ -333,18 +333,6 @@ class Bookkeeping(Encoder):
         return x
 
 
-class HandedElsewhere(Encoder):
-    def run(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        if self.training and torch.rand(1).item() < self.rate:
-            return x
-        return step(layer, x)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers[:5]:
-            x = self.run(layer, x)
-        return self.run(self.layers[5], x)
-
-
 def without_a_module(base: type) -> type:
     """A subclass as a configuration makes it that is run by ``exec``, without a ``__name__``: it has no __module__."""
     scope: Dict[str, Any] = {"base": base}
@@ -398,7 +386,7 @@ class CountedList(Encoder):
 ALL: Tuple[type, ...] = (
     *OF_LOOPS,
     *(Item, Numpy, NumpyGenerator, Vector, Runs, Elsewhere, Blocks, Arounds, Listed, While, Checkpointed),
-    *(Conditional, Unrolled, TensorRate, Private, Bookkeeping, HandedElsewhere, WithoutAModule, ClosedRate),
+    *(Conditional, Unrolled, TensorRate, Private, Bookkeeping, WithoutAModule, ClosedRate),
     CountedList,
 )
 

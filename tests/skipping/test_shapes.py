@@ -20,6 +20,7 @@ NAMED = {
     "ListedTruths": NOT_UNIFORM,
     "Function": ELSEWHERE,
     "Drawn": ELSEWHERE,
+    "Runs": ELSEWHERE,
     "Kept": "it draws the layers themselves",
     "While": "it counts the layers in a while loop",
     "Unrolled": "it skips a single layer outside of a loop",
@@ -30,7 +31,6 @@ NAMED = {
     "Bookkeeping": "it compares the number that it draws a second time",
     "ClosedRate": "its rate, self.schedule, is a property",
     "CountedList": "its layers, self.blocks, are a property",
-    "HandedElsewhere": "another call hands it something else",
 }
 SHARED = [kind.__name__ for kind in shapes.ALL if kind.__name__ not in NAMED]
 # A generator that no seed reaches gives other numbers in each run.

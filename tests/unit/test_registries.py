@@ -21,7 +21,7 @@ OF_ACTIVATION: Dict[str, str] = {
     "ddpfix.engine._engine": "the activation itself",
     "ddpfix.import_hook._finder": "the hook in sys.meta_path, which has to be one",
     "ddpfix.layerdrop.code_copy.SKIPPABLE_CHECKS": _REGISTERED,
-    "ddpfix.layerdrop.skipping.COVERED": "the record of each class that is covered, found by a module's class",
+    "ddpfix.layerdrop.cover.COVERED": "the record of each class that is covered, found by a module's class",
     "ddpfix.layerdrop.shared_method.OBSERVED": _REGISTERED,
     "ddpfix.layerdrop.shared_method.RECORDERS": _REGISTERED,
     "ddpfix.layerdrop.recompute._PAST": "calls that wait for their backward, by module: autograd knows no more than it",
@@ -59,7 +59,7 @@ OF_ACTIVATION: Dict[str, str] = {
 # They outlive an activation, and the next one may see them.
 OF_PROCESS: Dict[str, str] = {
     "ddpfix._env._reported": "a wrong value of DDPFIX is told once a process, before there is an activation",
-    "ddpfix.layerdrop.skipping._RATES": "where a class reads its rate: a cache of its source, by class",
+    "ddpfix.layerdrop.cover._RATES": "where a class reads its rate: a cache of its source, by class",
     "ddpfix.log.UNLISTED": "threads of ours that run: each takes itself out at its end",
     "ddpfix.patches.torch.pipeline.backward.RUNS": "threads in which a backward runs; empty outside of one",
     "ddpfix.patches.torch.internals.autograd.HIDING": "only ever compared with itself earlier in one backward",

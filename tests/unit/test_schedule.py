@@ -13,8 +13,7 @@ from torch import nn
 from ddpfix.exchange import keys as store
 from ddpfix.exchange import rendezvous
 from ddpfix.layerdrop import training
-from ddpfix.layerdrop.schedule import fold, mix, text_key, uniform
-from ddpfix.layerdrop.training import Replica
+from ddpfix.layerdrop.training import Replica, fold, mix, text_key, uniform
 
 SEEDS = (0, 1, 1234, 2**63 - 1)
 

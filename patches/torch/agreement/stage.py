@@ -12,7 +12,7 @@ import torch
 
 from ddpfix import log
 from ddpfix.exchange import rendezvous
-from ddpfix.layerdrop import cover, schedule, training
+from ddpfix.layerdrop import cover, training
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
 
@@ -159,14 +159,14 @@ def agree_on(
 def _seed_of_a_copy(wrapper: Any) -> Optional[int]:
     """Return the seed of a copy: made from its group's first model without waiting, as only some ranks may train it."""
     seed = rendezvous.agreed(process_groups.members_of(wrapper.process_group).name)
-    return None if seed is None else schedule.fold(seed, schedule.text_key("copy"))
+    return None if seed is None else training.fold(seed, training.text_key("copy"))
 
 
 def _seed(site: Site) -> int:
     """Return a seed for one model at its wrapping, kept if the user has set one; its copies keep it as well."""
     chosen = site.settings.seed()
     base = torch.initial_seed() if chosen is None else chosen
-    return schedule.fold(base, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), site.keep(Wrappings).next())
+    return training.fold(base, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), site.keep(Wrappings).next())
 
 
 def _log_summary(site: Site, done: str) -> None:

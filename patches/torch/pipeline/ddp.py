@@ -30,7 +30,7 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.exchange import roll_call
-from ddpfix.layerdrop import schedule, training
+from ddpfix.layerdrop import training
 from ddpfix.models import graph, wrap_hooks
 from ddpfix.patching import attribution, tracebacks
 from ddpfix.patching.dynamo import skip_frames, skip_module
@@ -134,7 +134,7 @@ def _wrap(owner: Any, site: Site) -> None:
 def untrace() -> None:
     """torch.compile leaves what stages do before and after a forward to Python, and compiles what it did before."""
     ours = [module for name, module in list(sys.modules.items()) if name.startswith(_PATCHES)]
-    for module in [*ours, graph, schedule, training, wrap_hooks]:
+    for module in [*ours, graph, training, wrap_hooks]:
         skip_module(module)
 
 

@@ -1,6 +1,6 @@
 """Layers that all ranks skip: every rank knows without communication that nobody has used their parameters.
 
-All ranks skip the same layers (:mod:`ddpfix.layerdrop.schedule`), so a parameter that stands in skipped layers only has
+All ranks skip the same layers (:mod:`ddpfix.layerdrop.training`), so a parameter that stands in skipped layers only has
 no gradient on any rank. A window of gradient accumulation has several forwards: a parameter that one of them used
 counts as used.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
-from ddpfix.layerdrop import cover, training
+from ddpfix.layerdrop import call, cover, training
 
 from ..internals.wrapper import inner
 from ..pipeline import ddp
@@ -98,7 +98,7 @@ def _places(module: Any) -> Dict[int, int]:
 
 def layers_of(name: str, module: Any) -> List[Tuple[Layer, Any]]:
     """Return the layers for which a module draws, as skips name them (see :class:`ddpfix.layerdrop.call.StepCall`)."""
-    layers = cover.listed(module)
+    layers = call.listed(module)
     if layers is not None:
         # By index: iterating over a list of layers may make it draw for them (torchaudio, WeNet 3.1).
         return [((name, index), layers[index]) for index in range(len(layers))]
