@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional
 from ddpfix import _env
 from ddpfix.cli import run
 from ddpfix.matrix import loader, settings
-from ddpfix.probing import text
+from ddpfix.probing.result import of_program
 
 VARIABLE = "_DDPFIX_PROBE"
 # The patches that the command alone switches on end so.
@@ -99,15 +99,6 @@ def _read(file: Path) -> Optional[Dict[str, Any]]:
         found: Dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    # The files whose patches concern settings that a toolkit loses.
-    lost = [patch for patch in loader.load().patches.values() if patch.setting == "overrides"]
-    overrides = {patch.code.partition(":")[0] for patch in lost}
-    told: Dict[bool, List[str]] = {True: [], False: []}
-    for line, origins in found["said"]:
-        # The probe's own files are called by those of settings.
-        own = bool(origins) and origins[0].endswith(PATCHES)
-        told[not own and bool(overrides.intersection(origins))].append(line)
-    found["settings"], found["said"] = told[True], told[False]
     return found
 
 
@@ -120,7 +111,7 @@ def _show(found: Optional[Dict[str, Any]], code: int, as_json: bool) -> int:
     else:
         if not complete and code:
             found["end"] += f", with exit code {code}"
-        sys.stdout.write("\n".join(text.of_program(found)) + "\n")
+        sys.stdout.write("\n".join(of_program(found)) + "\n")
     return 0 if complete else code
 
 

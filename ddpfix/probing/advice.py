@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Sequence
 
 from ddpfix.probing.result import Result, Skipping
-from ddpfix.rules.differences import LEAVE_NO_SYNC
 from ddpfix.rules.names import collapsed, modules
 
 FLAG = "find_unused_parameters=True"
@@ -36,7 +35,7 @@ def advise(found: Result, names: Sequence[str]) -> None:
         ]
     elif idle:
         found.advice += [f"{freeze}DDP then does not wait for them", f"or {FLAG}, if later steps use them", _LATE]
-    elif not (found.always or found.unaveraged):
+    elif not found.always:
         found.advice.append("nothing is needed: every trainable parameter got a gradient in every pass")
     if reasons or found.sometimes or idle:
         found.setting = FLAG
@@ -66,9 +65,4 @@ def _except(found: Result, names: Sequence[str]) -> None:
         found.advice.append(
             f"{modules(collapsed(found.twice, names))} get a gradient more than once in a backward, and DDP"
             ' raises "Expected to mark a variable ready only once": use_reentrant=False'
-        )
-    if found.unaveraged:
-        found.advice.append(
-            f"every optimizer step used only gradients of forwards under no_sync ({found.unaveraged}). DDP does not"
-            f" average these, and replicas diverge unless the program does. {LEAVE_NO_SYNC}"
         )

@@ -30,8 +30,6 @@ class ModuleCalls:
 
     def __init__(self, owner: Owner, past: Optional[Past] = None) -> None:
         self._owner, self._past = owner, past
-        # What the program has begun last: "forward", "backward" (a forward has ended); "" before the first one.
-        self.phase = ""
         self._threads = threading.local()
         self._handles: List[Any] = []
         self.failure: Optional[Exception] = None
@@ -95,8 +93,6 @@ class ModuleCalls:
         if not (torch.is_grad_enabled() and module.training):
             return
         subject.begin()
-        subject.forward_begins(module)
-        self.phase = "forward"
         if subject.wrapper is not None and module is not subject.wrapper and self._past is not None:
             self._past(subject, module, frame)
 
@@ -130,7 +126,6 @@ class ModuleCalls:
             return
         if torch.is_grad_enabled() and module.training and not internals.in_backward():
             subject.returned(output)
-            self.phase = "backward"
 
     def _failed(self, error: Exception) -> None:
         self.failure = error

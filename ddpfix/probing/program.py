@@ -35,7 +35,6 @@ class Program:
     def start(self) -> None:
         """Be called around calls of modules and steps of optimizers."""
         self.calls.start()
-        self._handles.append(optimizers.register_optimizer_step_pre_hook(self._begins))
         self._handles.append(optimizers.register_optimizer_step_post_hook(self._stepped))
 
     def stop(self) -> None:
@@ -53,9 +52,6 @@ class Program:
             found[-1].under = _under(subject)
         return found
 
-    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.calls.phase = "optimizer"
-
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
             self._step(optimizer)
@@ -68,7 +64,6 @@ class Program:
             self._done()
 
     def _step(self, optimizer: Any) -> None:
-        self.calls.phase = ""
         self.calls.optimizer_steps()
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self.steps = max(self.steps, self._counts[optimizer])
@@ -79,7 +74,7 @@ class Program:
         for subject in subjects or every:
             if subject.is_open:
                 subject.close()
-                subject.stepped()
+                subject.steps += 1
 
     def _is_enough(self) -> bool:
         """Return whether all optimizers have stepped often enough; one that has not begun has one step more."""

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, List, NamedTuple, Tuple
+from pathlib import Path
+from typing import Any, List, NamedTuple, Sequence, Tuple
+
+_KINDS = ("find", "do_not_find", "not_static", "not_reentrant")
+# Frames that are looked at for the one that has wrapped a model.
+_FRAMES = 200
 
 
 class Lines(NamedTuple):
@@ -26,6 +31,35 @@ class Lines(NamedTuple):
     not_static: str = ""
     not_reentrant: str = ""
     own: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether these are the lines of DDP itself."""
+        return not self.callers
+
+
+def callers() -> Tuple[str, ...]:
+    """Return the modules that have led here, the outermost first; a script is named as its path spells it."""
+    found: List[str] = []
+    frame: Any = sys._getframe(1)
+    while frame is not None and len(found) < _FRAMES:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name == "__main__":
+            name = ".".join(Path(frame.f_code.co_filename).with_suffix("").parts[-3:])
+        if not found or found[-1] != name:
+            found.append(name)
+        frame = frame.f_back
+    return tuple(reversed(found))
+
+
+def of(wrapped_by: Sequence[str]) -> Lines:
+    """Return the lines of the outermost toolkit that has wrapped a model (:func:`callers`); DDP's where none has."""
+    known = [*_KNOWN, _of_fastnlp(), _of_trainer(), _of_accelerate()]
+    for module in wrapped_by:
+        for each in known:
+            if any(f"{module}.".startswith(caller) for caller in each.callers):
+                return each._replace(**{name: getattr(each, name) or getattr(PLAIN, name) for name in _KINDS})
+    return PLAIN
 
 
 def release(package: str) -> Tuple[int, ...]:
@@ -70,11 +104,6 @@ _KNOWN = (
     # DDP looks for unused parameters there unless checkpointing is on, which 3.0.0 and later have.
     Lines("WeNet", ("wenet.",), find=_CHECKPOINTING, not_reentrant=_CHECKPOINTING),
 )
-
-
-def every() -> List[Lines]:
-    """Return the lines of all toolkits, as the imported releases spell them."""
-    return [*_KNOWN, _of_fastnlp(), _of_trainer(), _of_accelerate()]
 
 
 def _of_fastnlp() -> Lines:

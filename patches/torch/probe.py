@@ -25,25 +25,16 @@ import torch
 from ddpfix import log
 from ddpfix.monitor import last_words, main_thread
 from ddpfix.patching.site import Site
-from ddpfix.probing import text
 from ddpfix.probing.advice import FLAG
 from ddpfix.probing.program import Program
-from ddpfix.probing.result import Result
+from ddpfix.probing.result import Result, of_program
 from ddpfix.probing.subject import Subject
 
-from ..common import bypass
-from .diagnosis import toolkit_lines
+from ..common import bypass, lines
 
 # The number of steps, and the file for the command that has started this program: set by the command line alone.
 VARIABLE = "_DDPFIX_PROBE"
 _STEPS = 3
-# Where a program was when it failed, by the phase that had begun last.
-_PHASES = {
-    "": "outside of a step",
-    "forward": "in a forward",
-    "backward": "between a forward and the optimizer's step",
-    "optimizer": "in the optimizer's step",
-}
 
 
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
@@ -122,7 +113,6 @@ class Run:
             "end": f"ended after {steps}" if complete else self._end(),
             "steps": done,
             "past": list(self._past),
-            "settings": [],
             "said": self._said.lines,
             "notes": notes,
             "models": [_with_line(result).as_dict() for result in program.results()],
@@ -133,15 +123,14 @@ class Run:
         error, so_far = self._main.uncaught(), f"after {self._program.steps} of {self._wanted} optimizer steps"
         if error is None:
             return f"the program ended by itself {so_far}"
-        return f"the program failed {so_far}, {_PHASES[self._program.calls.phase]}: {last_words.words(error)}"
+        return f"the program failed {so_far}: {last_words.words(error)}"
 
     def _write(self, complete: bool) -> None:
         if not log.first_rank():
             return
         found = self.found(complete)
         if self._file is None:
-            said = [line for line, _ in found["said"]]
-            sys.stderr.write("\n".join(text.of_program({**found, "said": said})) + "\n")
+            sys.stderr.write("\n".join(of_program(found)) + "\n")
         elif complete or _steps_in(self._file) <= found["steps"]:
             part = self._file.with_name(f"{self._file.name}.{os.getpid()}")
             part.write_text(json.dumps(found), encoding="utf-8")
@@ -150,11 +139,11 @@ class Run:
 
 def _with_line(result: Result) -> Result:
     """Return a result with the line of the toolkit that has called the optimizer; none once the program is over."""
-    lines = toolkit_lines.of(toolkit_lines.callers())
+    toolkit = lines.of(lines.callers())
     # A toolkit may set the flag by itself, unless there is checkpointing.
-    by_itself = lines.find == lines.not_reentrant and not result.checkpointing
-    if result.setting == FLAG and not toolkit_lines.is_plain(lines) and not by_itself:
-        result.line = f"in {lines.name}: {lines.find}"
+    by_itself = toolkit.find == toolkit.not_reentrant and not result.checkpointing
+    if result.setting == FLAG and not toolkit.is_plain and not by_itself:
+        result.line = f"in {toolkit.name}: {toolkit.find}"
     return result
 
 
@@ -168,21 +157,14 @@ def _steps_in(file: Path) -> float:
 
 
 class _Said(logging.Handler):
-    """Keeps what ddpfix says, and which of its files have said it."""
+    """Keeps what ddpfix says."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.lines: List[List[Any]] = []
+        self.lines: List[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        origins: Dict[str, None] = {}
-        frame: Optional[FrameType] = sys._getframe(1)
-        while frame is not None:
-            name = str(frame.f_globals.get("__name__", ""))
-            if name.startswith("ddpfix.patches."):
-                origins[name[len("ddpfix.patches.") :]] = None
-            frame = frame.f_back
-        self.lines.append([record.getMessage(), list(origins)])
+        self.lines.append(record.getMessage())
 
 
 def leave() -> None:

@@ -47,7 +47,7 @@ def test_an_entry_with_stochastic_depth(corpora: Dict[str, Path], entry: str, tm
     typed = ("++find_unused_parameters=false", f"++train_conf.accum_grad={batches}")
     data = probed_entry(tmp_path, corpora["Conformer"], entry, *typed)
     # FunASR reads it below train_conf alone.
-    assert any("train_conf.find_unused_parameters" in line for line in data["settings"]), data["settings"]
+    assert any("train_conf.find_unused_parameters" in line for line in data["said"]), data["said"]
     found = probe_command.model(data, "Conformer")
     # With one process FunASR takes no DDP.
     assert (found["steps"], found["passes"], found["under"]) == (STEPS, batches * STEPS, "not under DDP")

@@ -58,8 +58,7 @@ FLOORS: Tuple[Tuple[str, ...], ...] = (
     ("pipeline",),
     ("agreement", "data", "forwards", "jobs"),
     ("unused", "sharded"),
-    ("diagnosis", "tracing", "replicas"),
-    ("probe",),
+    ("diagnosis", "tracing", "replicas", "probe"),
 )
 INSIDE = "ddpfix.patches.torch."
 

@@ -17,6 +17,7 @@ from torch.nn.modules import module as modules
 
 from ddpfix.models import graph, internals
 
+from ...common import lines
 from ..internals import reducer
 from ..pipeline import ddp
 from ..unused.states import REDUCTION
@@ -75,6 +76,11 @@ class Evidence:
         self._armed = False
         self._alarms = self._noted = 0
         self._asks = self.is_plain and reducer.can_ask(wrapper.reducer)
+
+    @property
+    def lines(self) -> lines.Lines:
+        """The lines of the toolkit that has wrapped it."""
+        return lines.of(self.wrapped_by)
 
     # Forwards.
 

@@ -19,7 +19,6 @@ from ..internals import process_groups
 from ..pipeline import ddp
 from ..unused.finalize import impossible
 from ..unused.states import REDUCTION
-from . import toolkit_lines
 from .evidence import Evidence
 
 _TWICE = re.compile(r"Parameter at index (\d+)(?: with name (\S+))? has been marked as ready twice")
@@ -55,7 +54,7 @@ def unfinished(case: Evidence, message: str) -> str:
         words = "return only what the loss needs from the wrapped model, or add it to the loss"
         return head + _told([why, *others.disagree()], [(words, ["loss = loss + 0.0 * output.sum()"])])
     found = unused.causes([(group, _seen(case, group)) for group in groups])
-    is_by_hand = case.is_inside and toolkit_lines.is_plain(toolkit_lines.of(case.wrapped_by))
+    is_by_hand = case.is_inside and case.lines.is_plain
     cures = [_by_hand(case)] if is_by_hand else _of_unused(case, found, others)
     return head + _told([*(cause.finding.cause for cause in found), *others.disagree()], cures)
 
@@ -74,7 +73,7 @@ def _seen(case: Evidence, group: Group) -> Seen:
 
 def _of_unused(case: Evidence, found: Sequence[Cause], others: Others) -> List[Cure]:
     """Return how parameters without gradient are dealt with, at the lowest price first."""
-    lines, kinds = toolkit_lines.of(case.wrapped_by), {cause.finding.kind for cause in found}
+    lines, kinds = case.lines, {cause.finding.kind for cause in found}
     first: List[Cure] = []
     if kinds == {unused.NEVER} and others.agree() and lines.own:
         groups = [group for cause in found for group in cause.groups]
@@ -93,7 +92,7 @@ def _by_hand(case: Evidence) -> Cure:
     words = "the program prepares DDP inside the wrapped model's forward: paste both lines"
     if release("torch") >= (2, 1):
         words += _without_edit(case)
-    return words, [toolkit_lines.of(case.wrapped_by).find, _PREPARE]
+    return words, [case.lines.find, _PREPARE]
 
 
 def _without_edit(case: Evidence) -> str:
@@ -116,7 +115,7 @@ def _rate(case: Evidence, groups: Sequence[Group]) -> str:
 
 
 def _not_static(case: Evidence) -> List[Cure]:
-    lines = toolkit_lines.of(case.wrapped_by)
+    lines = case.lines
     more = [lines.not_reentrant] if case.hides else []
     words = f"replace static_graph=True by find_unused_parameters=True, {_where(lines)}"
     return [(words, [lines.not_static, *more])]
@@ -138,7 +137,7 @@ def twice(case: Evidence, message: str, error: BaseException, roots: Any) -> str
 
 
 def _why_twice(case: Evidence, number: int, reentrant: bool) -> Tuple[str, Cure]:
-    name, lines = case.model.names[number], toolkit_lines.of(case.wrapped_by)
+    name, lines = case.model.names[number], case.lines
     flag, module = case.model.wrapper.find_unused_parameters, _module(case.model.names[number])
     if reentrant:
         why = f"two reentrant checkpoints use {module}, and each runs a backward"
@@ -195,7 +194,7 @@ def _module(name: str) -> str:
 
 
 def _where(lines: Any) -> str:
-    return "paste this line" if toolkit_lines.is_plain(lines) else f"in {lines.name}, paste this line"
+    return "paste this line" if lines.is_plain else f"in {lines.name}, paste this line"
 
 
 def _backwards_within(error: BaseException) -> int:

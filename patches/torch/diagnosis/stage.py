@@ -71,8 +71,8 @@ class Watched:
         self, model: ddp.Wrapped, backwards: backward.Backwards, wrapped_by: Optional[Tuple[str, ...]] = None
     ) -> None:
         fresh = f"{__package__}.evidence" not in sys.modules
+        from ...common.lines import callers
         from .evidence import Evidence
-        from .toolkit_lines import callers
 
         if fresh:
             ddp.untrace()
@@ -122,7 +122,7 @@ class Watched:
 
     def _complete(self, error: BaseException, roots: Any) -> None:
         from ...common import lines
-        from . import explanation, toolkit_lines
+        from . import explanation
 
         message, case = str(error), self.evidence
         case.is_inside = case.is_inside or _is_inside(error)
@@ -136,7 +136,7 @@ class Watched:
         if text:
             # Before the program has the error: it may be ended by its launcher before it comes to its own end.
             log.record(DIAGNOSIS, text)
-            is_lightnings = toolkit_lines.of(case.wrapped_by).name == lines.LIGHTNING.name
+            is_lightnings = case.lines.name == lines.LIGHTNING.name
             if not (is_lightnings and _add(error, text)):
                 # In place: whoever catches it by its type, or looks at its traceback, finds what torch has raised.
                 error.args = (f"{message}{_OURS}{text}",)

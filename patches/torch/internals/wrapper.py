@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, List
-
-from torch.nn.parallel import distributed as module_of_ddp
 
 # The method of the constructor that collects the parameters: after all checks, before the first collective.
 BUILD = "_build_params_for_reducer"
 
 # The function of the wrapper in which the forward of the wrapped module runs.
 RUNS = "_run_ddp_forward"
-
-
-def in_forward() -> bool:
-    """Return whether this thread is within the forward of a model under DDP."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == RUNS and frame.f_code.co_filename == module_of_ddp.__file__:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def inner(wrapper: Any) -> Any:
