@@ -109,5 +109,5 @@ def test_an_id_is_a_file_and_the_name_of_its_stage() -> None:
             *_, room, file = patch.code.partition(":")[0].split(".")
             words[patch.id[len("torch.") :]] = room if file == "stage" else file
     assert words == {word: word for word in words} and len(words) > 10
-    helpers = {"clock", "skipped_layers", "unaveraged"}
+    helpers = {"clock", "skipped_layers"}
     assert {*order.ORDER, *order.GROUP, *order.STEPS, *order.BACKWARD} - helpers <= set(words)

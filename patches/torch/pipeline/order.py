@@ -10,8 +10,7 @@ ORDER = (
     "flag",  # Every later stage depends on whether DDP looks for unused parameters.
     "skipped_layers",  # Records what a forward has skipped, for the end of its backward.
     "accumulation",  # Tells the steps of this model which micro-batches belong together.
-    "divergence",  # Learns of the user's communication hook.
-    "unaveraged",  # Reads what the stage above has learned of hooks.
+    "divergence",  # Learns of the user's communication hook, and when a forward has ended.
     "bypass",  # Looks at the finished wrapper only, and changes nothing of it.
     "finalize",  # Reads the output of DDP and its reducer, which no later stage changes.
     "reentrant",  # Notes where a step begins, in models that the stages above have the flag set for.
@@ -25,14 +24,13 @@ GROUP = (
     "agreement",  # The other ranks of a model wait for a rank that has left its mark.
     "failures",  # Says how the program has ended, after the one whose reports it may need.
     "hang",  # Looks at no rank that ends.
-    "unaveraged",  # Says how a run has trained, before it is told how the run has ended.
+    "divergence",  # Says how a run has trained, before it is told how the run has ended.
     "init_file",  # Innermost: it watches torch's own call.
 )
 # Who is called at the steps of optimizers, before and after them.
 STEPS = (
     "trace",  # The time of a step has what the others do before it, and not what they do after it.
     "divergence",  # Looks at what the step before has left.
-    "unaveraged",  # Looks at a model as the one above does, until DDP has reduced it once.
     "finalize",  # Innermost: it reduces gradients that wait, and a closure's.
 )
 # Whose models have backwards followed.

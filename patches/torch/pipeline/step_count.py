@@ -19,7 +19,7 @@ from ..internals import process_groups
 from ..internals.wrapper import inner, joins, trains
 from . import ddp
 from .backward import Backwards
-from .optimizer_hooks import Steps
+from .optimizers import Steps
 from .shared import Shared
 
 _JOINS = "DDPFIX_UNEVEN has no effect on {}, which trains inside join(): join() handles uneven data itself"

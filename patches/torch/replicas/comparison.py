@@ -10,14 +10,13 @@ from typing import Any, Iterator, Optional, Tuple
 import torch
 
 from ddpfix import log
-from ddpfix.exchange.keys import default_store, has
+from ddpfix.exchange.keys import default_store
 from ddpfix.system import System
 
 from ..pipeline import ddp, optimizers
-from ..pipeline.step_count import Clock
 from ..unused.states import REDUCTION
 from . import fingerprint
-from .exchange import SnapshotExchange
+from .exchange import Counts, SnapshotExchange
 
 # Seconds for which a rank waits before it ends with an error, so that the others come to theirs.
 _LINGER = 1.0
@@ -31,26 +30,6 @@ _FIRST = 8
 
 class DivergenceError(RuntimeError):
     """The replicas of a model differ (``DDPFIX_DIVERGENCE=error``). The message has rank, step and place."""
-
-
-class Counts:
-    """What all optimizers of one model have in common, and whether it was said that its replicas differ."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.watches = 0
-        self.reported = False
-
-    def report(self, line: str) -> None:
-        """Log a difference once a model: a program may make a new optimizer for each of its steps."""
-        if not self.reported:
-            self.reported = True
-            log.on_every_rank(line)
-
-    @property
-    def forwards(self) -> int:
-        """How many forwards have prepared a reduction."""
-        return self.clock.prepared
 
 
 class Comparison:
@@ -108,13 +87,9 @@ class Comparison:
             self._over = True
             return
         if self.seen is None:
-            name, searches = f"drift/{model.number}/{self._counts.watches}", isinstance(optimizer, torch.optim.LBFGS)
-            self.seen = SnapshotExchange(model, self._counts.clock, name, searches)
-            self._counts.watches += 1
+            self.seen = SnapshotExchange(model, self._counts, isinstance(optimizer, torch.optim.LBFGS))
             self._over = self._counts.watches > _OPTIMIZERS
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        named = {name: each for name, each in zip(model.names, model.parameters) if id(each) in held}
-        compared = {name: each for name, each in named.items() if fingerprint.comparable(each)}
+        compared = fingerprint.compared(model, optimizer)
         reduction = REDUCTION.of(model)
         averaged = None if reduction is None or reduction.within is not None else reduction.reductions
         self._look = fingerprint.PendingSnapshot(self._steps, self._forwards, compared, optimizer, averaged)
@@ -160,12 +135,10 @@ class Comparison:
         if self._steps < seen.following:
             # The first rank gives the pace, by its own times.
             self._next = seen.following
-        return found if found and self._mode != "error" else self._known(shared)
-
-    def _known(self, shared: Any) -> str:
-        """Return the difference that a rank found; in mode ``error`` when all know it, to end together."""
-        step, _, text = shared.get("found").decode().partition(" ") if has(shared, "found") else ("", "", "")
-        return text if text and (self._mode != "error" or self._steps > int(step)) else ""
+        if self._mode == "error":
+            # When all know of it, to end together.
+            return seen.told(shared, self._steps)
+        return found or seen.told(shared)
 
     def _end_look(self, look: fingerprint.PendingSnapshot, seen: SnapshotExchange, own: Any) -> None:
         here, self._look = look.finish(), None
@@ -177,9 +150,9 @@ class Comparison:
         seen.add(own, here, look.names, self._local, self._next)
         self._local = 0
 
-    def kept(self) -> Optional[Tuple[Counts, SnapshotExchange]]:
+    def kept(self) -> Optional[SnapshotExchange]:
         """Return what is to be compared when the process group ends, if it is known of the model by then."""
-        return None if self.seen is None or self._over else (self._counts, self.seen)
+        return None if self._over else self.seen
 
     def _tell(self, line: str) -> None:
         if self._mode == "error":

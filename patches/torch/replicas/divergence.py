@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import weakref
 from types import ModuleType
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from ddpfix.background import Background
 from ddpfix.exchange import lowest_rank
@@ -30,12 +30,12 @@ from ddpfix.patching.site import Site
 from ddpfix.system import System
 
 from ..pipeline import ddp, optimizers
-from ..pipeline.optimizer_hooks import Steps
+from ..pipeline.optimizers import Steps
 from ..pipeline.process_group import Follower, ProcessGroup
 from ..pipeline.step_count import CLOCK, Clocks
-from .comparison import Comparison, Counts
-from .exchange import SnapshotExchange
-from .unaveraged import Unaveraged
+from .comparison import Comparison
+from .exchange import Counts, SnapshotExchange
+from .unaveraged import FEW, UnreducedModel
 
 _NOTHING: Tuple[int, List[Any]] = 0, []
 # Comparisons that are remembered for the end.
@@ -44,7 +44,7 @@ _MOST = 32
 # a step behind.
 _SHORT, _PAUSES = 1.0, (0.0, 0.1, 0.4)
 
-# Optimizer steps between two comparisons, at least.
+# Optimizer steps between two comparisons, at least; after so many a model is named that was never averaged.
 _EVERY = 200
 
 
@@ -62,18 +62,21 @@ class Divergence(ddp.Stage):
         # Those that have something to do before the next step of their optimizer, which may be no more by then.
         self._due: weakref.WeakSet[Comparison] = weakref.WeakSet()
         # What may be left to compare when the process group ends.
-        self._seen: List[Tuple[Counts, SnapshotExchange]] = []
+        self._seen: List[SnapshotExchange] = []
+        # The models of which no step was covered by a reduction yet.
+        self._unreduced: List[UnreducedModel] = []
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
-        # A model without a name may be on some ranks only.
-        if not model.number or optimizers.is_alone(model):
-            return
         clock = CLOCK.of(model)
-        if clock is None:
+        # A model without a name may be on some ranks only.
+        if not model.number or optimizers.is_alone(model) or clock is None:
             return
         self._counts[model] = Counts(clock)
+        unreduced = UnreducedModel(model, clock)
+        self._unreduced.append(unreduced)
+        model.attach(self.place, after=unreduced.forward_ended)
         if not self._models:
-            self._optimizer_steps.follow(self.place, self._steps, self._stepped)
+            self._optimizer_steps.follow(self.place, self._begins, self._stepped)
         self._models += 1
 
     def hook(self, model: ddp.Wrapped, state: Any, hook: Any) -> None:
@@ -85,16 +88,17 @@ class Divergence(ddp.Stage):
         self._watched.clear()
         self._due.clear()
         self._seen.clear()
+        self._unreduced.clear()
 
-    def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer is about to step: compare what the step before has left, where that is due."""
         # A CUDA graph is to have no wait for the device in the steps that it captures.
-        if not self._due or optimizers.is_hidden():
-            return
-        due = [each for each in self._known(optimizer)[1] if each in self._due]
-        for each in due:
-            self._due.discard(each)
-            each.step_begins()
+        if self._due and not optimizers.is_hidden():
+            for each in [each for each in self._known(optimizer)[1] if each in self._due]:
+                self._due.discard(each)
+                each.step_begins()
+        for unreduced in tuple(self._unreduced):
+            self._examine(unreduced, unreduced.begins, optimizer)
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped, and has come to its end."""
@@ -111,6 +115,28 @@ class Divergence(ddp.Stage):
                     self._keep(each)
                 if each.is_due():
                     self._due.add(each)
+        for unreduced in tuple(self._unreduced):
+            self._examine(unreduced, unreduced.stepped, optimizer)
+            if unreduced.steps >= self._every:
+                self._report(unreduced)
+
+    def _examine(self, unreduced: UnreducedModel, action: Callable[[Any], bool], optimizer: Any) -> None:
+        if unreduced.is_settled(action, optimizer):
+            self._forget(unreduced)
+
+    def _forget(self, unreduced: UnreducedModel) -> None:
+        if unreduced in self._unreduced:
+            self._unreduced.remove(unreduced)
+        model = unreduced.model()
+        if model is not None:
+            model.detach(self.place)
+
+    def _report(self, unreduced: UnreducedModel) -> None:
+        """Speak of a model that was never averaged, once, if it is certain."""
+        self._forget(unreduced)
+        line = unreduced.line()
+        if line:
+            lowest_rank.report(f"unaveraged/{unreduced.number}", line, warns=True)
 
     def _keep(self, comparison: Comparison) -> None:
         """Remember what a comparison has seen: it goes with its optimizer."""
@@ -120,11 +146,14 @@ class Divergence(ddp.Stage):
 
     def at_end(self) -> None:
         """Compare what was not compared yet, and say what differs: the process group ends."""
-        left = [(counts, seen) for counts, seen in self._seen if seen.is_open() and not counts.reported]
+        left = [seen for seen in self._seen if seen.is_open() and not seen.counts.reported]
         self._seen.clear()
         if left:
             # Whoever keeps the store may be stopped, or gone.
             Background(lambda: _compare_rest(left)).join(_SHORT)
+        for unreduced in tuple(self._unreduced):
+            if unreduced.steps >= FEW and not unreduced.is_left_out():
+                self._report(unreduced)
 
     def _known(self, optimizer: Any) -> Tuple[int, List[Comparison]]:
         return self._watched.get(optimizer) or _NOTHING
@@ -145,28 +174,28 @@ class Divergence(ddp.Stage):
         ]
 
 
-def _compare_rest(left: List[Tuple[Counts, SnapshotExchange]]) -> None:
+def _compare_rest(left: List[SnapshotExchange]) -> None:
     for pause in _PAUSES:
         System.pause(pause)
         store = default_store()
-        for counts, seen in left if store is not None else ():
+        for seen in left if store is not None else ():
             line = seen.compare(seen.own(store), seen.models(store), seen.looks[-1]) or seen.told(seen.models(store))
             if line:
-                counts.report(line)
-        if not any(seen.is_waiting() and not counts.reported for counts, seen in left):
+                seen.counts.report(line)
+        if not any(seen.is_waiting() and not seen.counts.reported for seen in left):
             return
-    for counts, seen in left:
+    for seen in left:
         if seen.unsure:
-            counts.report(seen.unsure)
+            seen.counts.report(seen.unsure)
 
 
 class AtEnd(Follower):
     """Says what differs, and which models were never averaged, when the process group or the process ends."""
 
-    place = "unaveraged"
+    place = "divergence"
 
     def __init__(self) -> None:
-        self.speakers: List[Union[Divergence, Unaveraged]] = []
+        self.stage: Optional[Divergence] = None
         self._process = System.pid()
 
     def up(self) -> None:
@@ -175,8 +204,8 @@ class AtEnd(Follower):
     def leaving(self) -> None:
         # A forked child is no rank, and has the connection of its parent.
         if System.pid() == self._process:
-            for each in self.speakers:
-                each.at_end()
+            if self.stage is not None:
+                self.stage.at_end()
             lowest_rank.flush()
 
     def exits(self) -> None:
@@ -185,15 +214,12 @@ class AtEnd(Follower):
 
 def models(site: Site, module: ModuleType, owner: Any) -> None:
     wish = str(site.settings["divergence"])
-    every = int(wish) if wish.isdigit() else _EVERY
-    divergence = Divergence(site.keep(Steps), wish, every)
-    unaveraged = site.keep(Unaveraged)
-    unaveraged.begin(site.keep(Steps), every)
-    site.keep(Clocks).follow(site, owner, divergence.place)
-    site.keep(AtEnd).speakers[:] = [divergence, unaveraged]
-    for stage in (divergence, unaveraged):
-        ddp.put(site, owner, stage)
-        site.at_undo(stage.end)
+    stage = Divergence(site.keep(Steps), wish, int(wish) if wish.isdigit() else _EVERY)
+    site.keep(Clocks).follow(site, owner, stage.place)
+    site.keep(AtEnd).stage = stage
+    ddp.put(site, owner, stage)
+    ddp.untrace()
+    site.at_undo(stage.end)
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:

@@ -6,8 +6,9 @@ process group ends.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
+from ddpfix import log
 from ddpfix.exchange.keys import delete, has, keys, put
 from ddpfix.rules import replicas
 from ddpfix.system import System
@@ -25,10 +26,31 @@ _KEPT = 4
 _SURE = 8
 
 
+class Counts:
+    """What all optimizers of one model have in common, and whether it was said that its replicas differ."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.watches = 0
+        self.reported = False
+
+    def report(self, line: str) -> None:
+        """Log a difference once a model: a program may make a new optimizer for each of its steps."""
+        if not self.reported:
+            self.reported = True
+            log.on_every_rank(line)
+
+    @property
+    def forwards(self) -> int:
+        """How many forwards have prepared a reduction."""
+        return self.clock.prepared
+
+
 class SnapshotExchange:
     """What was seen of one optimizer's part of one model, step by step.
 
     Args:
+        counts: of the model.
         searches: whether the optimizer takes its steps by the loss of its closure.
 
     Attributes:
@@ -37,9 +59,11 @@ class SnapshotExchange:
         unsure: a difference that is told when the next look has one as well, or when the run ends.
     """
 
-    def __init__(self, model: ddp.Wrapped, clock: Clock, name: str, searches: bool) -> None:
-        self._name, self._model = name, f"drift/{model.number}"
-        self._class, self._clock, self._searches = type(inner(model.wrapper)).__name__, clock, searches
+    def __init__(self, model: ddp.Wrapped, counts: Counts, searches: bool) -> None:
+        self._model = f"drift/{model.number}"
+        self._name = f"{self._model}/{counts.watches}"
+        counts.watches += 1
+        self.counts, self._class, self._searches = counts, type(inner(model.wrapper)).__name__, searches
         self._ranks = process_groups.ranks_of(model.wrapper.process_group)
         self._is_first = process_groups.own_rank() == self._ranks[0]
         self.looks: List[int] = [0]
@@ -59,9 +83,14 @@ class SnapshotExchange:
         """Return whether the last comparison has work here: the first rank learns of a difference from others."""
         return self._is_first or self.is_waiting()
 
-    def told(self, shared: Any) -> str:
-        """Return the difference that a rank has found, as it is in the store; "" where none has."""
-        return shared.get("found").decode().partition(" ")[2] if has(shared, "found") else ""
+    def told(self, shared: Any, steps: Optional[int] = None) -> str:
+        """Return the difference that a rank has found, as it is in the store; "" where none has.
+
+        Args:
+            steps: those that this rank has done, where it is to know one only when all ranks do.
+        """
+        step, _, text = shared.get("found").decode().partition(" ") if has(shared, "found") else ("0", "", "")
+        return text if steps is None or steps > int(step) else ""
 
     def own(self, store: Any) -> Any:
         """Return the keys of this optimizer's part."""
@@ -131,7 +160,7 @@ class SnapshotExchange:
         return replicas.line_search() if self._searches else ""
 
     def _described(self, step: int, found: replicas.Difference) -> str:
-        cause = self._search() or replicas.local_steps(self._local.get(step, 0), self._clock.local_place)
+        cause = self._search() or replicas.local_steps(self._local.get(step, 0), self.counts.clock.local_place)
         names = [self._names[number] for number in found.numbers]
         return replicas.describe_divergence(self._where(step), found, names, len(self._names), cause)
 

@@ -10,6 +10,8 @@ import torch
 from ddpfix.rules.replicas import Snapshot
 from ddpfix.system import System
 
+from ..pipeline.model import Wrapped
+
 # How many elements of a parameter are kept, to say by how much two ranks differ.
 _SAMPLES = 4
 # Integers of a parameter's size: sums of them are exact, in any order, and tell any two values apart.
@@ -23,6 +25,13 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def digest(snapshot: Snapshot) -> str:
     """Return a few bytes that are the same on two ranks with the same parameters, without hyperparameters."""
     return _short([snapshot.forwards, snapshot.names, snapshot.sums])
+
+
+def compared(model: Wrapped, optimizer: Any) -> Dict[str, Any]:
+    """Return the parameters of a model that an optimizer steps and that can be compared, by name."""
+    held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    pairs = zip(model.names, model.parameters)
+    return {name: each for name, each in pairs if id(each) in held and comparable(each)}
 
 
 def comparable(parameter: Any) -> bool:

@@ -13,12 +13,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, List, Optional
 
 import torch
 
 from ddpfix import log, user_code
-from ddpfix.exchange import lowest_rank
 from ddpfix.exchange.keys import default_store, has, keys, put
 from ddpfix.rules import replicas
 from ddpfix.system import System
@@ -26,91 +25,15 @@ from ddpfix.system import System
 from ..internals import process_groups
 from ..internals.wrapper import inner
 from ..pipeline import ddp, optimizers
-from ..pipeline.optimizer_hooks import Steps
-from ..pipeline.step_count import CLOCK, Clock
+from ..pipeline.step_count import Clock
 from . import fingerprint
 
 # Steps before the end of a run after which a model is spoken of at all.
-_FEW = 3
+FEW = 3
 # The attributes by which a program has its forwards stay on their rank.
 _SET_BY = {"require_backward_grad_sync": replicas.flag_is_off, "accumulate": replicas.accumulated}
 # Elements of a parameter that show whether the program moves it.
 _SAMPLES = 4
-
-
-class Unaveraged(ddp.Stage):
-    """The models that train on gradients of their rank alone, as far as it is known."""
-
-    place = "unaveraged"
-
-    def __init__(self) -> None:
-        self._optimizer_steps, self._every = Steps(), 0
-        self._is_followed = False
-        self._open: List[UnreducedModel] = []
-
-    def begin(self, steps: Steps, every: int) -> None:
-        """Take the steps of optimizers, and after how many of them a model is spoken of."""
-        self._optimizer_steps, self._every = steps, every
-
-    def end(self) -> None:
-        """Undo: follow no optimizer any more."""
-        self._optimizer_steps.leave(self.place)
-        self._is_followed = False
-        self._open.clear()
-
-    def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
-        clock = CLOCK.of(model)
-        # A model without a name may be on some ranks only.
-        if not model.number or optimizers.is_alone(model) or clock is None:
-            return
-        each = UnreducedModel(model, clock)
-        self._open.append(each)
-        model.attach(self.place, after=each.forward_ended)
-        if not self._is_followed:
-            self._is_followed = True
-            self._optimizer_steps.follow(self.place, self._begins, self._stepped)
-
-    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._open:
-            return
-        for each in tuple(self._open):
-            self._guarded(each, each.begins, optimizer)
-
-    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._open:
-            return
-        for each in tuple(self._open):
-            self._guarded(each, each.stepped, optimizer)
-            if each.steps >= self._every:
-                self.report(each)
-
-    def _guarded(self, each: UnreducedModel, action: Callable[[Any], bool], optimizer: Any) -> None:
-        try:
-            if each.is_left_out() or action(optimizer):
-                self._forget(each)
-        except Exception as error:
-            self._forget(each)
-            log.debug(f"cannot tell whether a model is averaged: {error!r}")
-
-    def _forget(self, each: UnreducedModel) -> None:
-        if each in self._open:
-            self._open.remove(each)
-        model = each.model()
-        if model is not None:
-            model.detach(self.place)
-
-    def report(self, each: UnreducedModel) -> None:
-        """Speak of a model, once, if it is certain."""
-        self._forget(each)
-        line = each.line()
-        if line:
-            lowest_rank.report(f"unaveraged/{each.number}", line, warns=True)
-
-    def at_end(self) -> None:
-        """Speak of all models: the run ends."""
-        for each in tuple(self._open):
-            if each.steps >= _FEW and not each.is_left_out():
-                self.report(each)
 
 
 class UnreducedModel:
@@ -138,11 +61,19 @@ class UnreducedModel:
         self._names: List[str] = []
         self._differs: List[str] = []
 
+    def is_settled(self, action: Callable[[Any], bool], optimizer: Any) -> bool:
+        """Return whether nothing is to be said of this model, also by :meth:`begins` or :meth:`stepped`."""
+        try:
+            return self.is_left_out() or action(optimizer)
+        except Exception as error:
+            log.debug(f"cannot tell whether a model is averaged: {error!r}")
+            return True
+
     def is_left_out(self) -> bool:
         """Return whether the model is none that DDP replicates, or was hardly trained before it went."""
         model = self.model()
         if model is None or model.wrapper is None:
-            return self.steps < _FEW
+            return self.steps < FEW
         return optimizers.is_alone(model) or not model.averages
 
     def forward_ended(self, output: Any) -> None:
@@ -215,9 +146,7 @@ class UnreducedModel:
             return [each.detach().reshape(-1)[:_SAMPLES].clone() for each in ends]
 
     def _begin_look(self, model: ddp.Wrapped, optimizer: Any) -> None:
-        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        named: Dict[str, Any] = {n: p for n, p in zip(model.names, model.parameters) if id(p) in held}
-        compared = {name: each for name, each in named.items() if fingerprint.comparable(each)}
+        compared = fingerprint.compared(model, optimizer)
         self._ends = [weakref.ref(each) for each in [*compared.values()][:1] + [*compared.values()][-1:]]
         self._look = fingerprint.PendingSnapshot(1, 0, compared, optimizer)
 

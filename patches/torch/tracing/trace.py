@@ -15,7 +15,7 @@ from ddpfix.patching.site import Site
 from ddpfix.trace import schema
 
 from ..pipeline import ddp
-from ..pipeline.optimizer_hooks import Steps
+from ..pipeline.optimizers import Steps
 from .recorder import Recorder
 from .traced_model import Traced
 

@@ -19,7 +19,7 @@ from ddpfix.models.internals import in_backward
 
 from ..internals import process_groups, tensors
 from ..pipeline import ddp
-from ..pipeline.optimizer_hooks import Steps
+from ..pipeline.optimizers import Steps
 from .states import ARMED, OPTIMIZER, PENDING, PLACE, RUNNING, Reduction, all_finalized, reductions
 
 

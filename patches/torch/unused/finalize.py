@@ -21,7 +21,7 @@ from ..internals import wrapper as private
 from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from ..pipeline.checkpoints import Checkpoints
-from ..pipeline.optimizer_hooks import Steps
+from ..pipeline.optimizers import Steps
 from ..pipeline.step_count import CLOCK
 from . import flag, skipped_layers
 from .states import ARMED, PLACE, REDUCTION

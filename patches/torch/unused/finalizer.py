@@ -19,7 +19,7 @@ import torch
 from ..internals import autograd, reducer
 from ..pipeline import ddp
 from ..pipeline.backward import Backwards
-from ..pipeline.optimizer_hooks import Steps
+from ..pipeline.optimizers import Steps
 from . import backward_count, states, unregistered
 from .backward_check import BackwardCheck, BackwardInForward
 from .gradient_hooks import GradientHooks
