@@ -12,7 +12,6 @@ import torch
 
 from ddpfix.layerdrop import cover
 from ddpfix.models import graph, internals, wrap_hooks
-from ddpfix.probing import facts
 from ddpfix.probing.advice import advise
 from ddpfix.probing.result import Checkpoint, Result, Skipping
 from ddpfix.rules import unused
@@ -160,9 +159,9 @@ class Subject:
         seen = []
         for (missing, is_outside), names in alike.items():
             for group in collapsed(names, self.trained()):
-                times = max(self.called[module] for module in facts.holders(modules, group))
+                times = max(self.called[module] for module in unused.holders(modules, group))
                 ran = times == self.passes or times > 0 and missing == self.passes
-                output, skips = "an output" if is_outside else "", facts.skips(modules, group)
+                output, skips = "an output" if is_outside else "", unused.skips(modules, group)
                 seen.append((group, Seen(self.passes, missing, ran, times > 0, output, skips)))
         for cause in unused.causes(seen):
             for group in cause.groups:

@@ -7,7 +7,6 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
-from ddpfix.probing import facts
 from ddpfix.rules import differences, names, replicas, unused
 from ddpfix.rules.facts import TrainingProgress
 from ddpfix.rules.names import Group
@@ -237,9 +236,9 @@ def test_the_rate_of_a_module_above(
 ) -> None:
     above = SimpleNamespace(**{"training": True, **own}, config=SimpleNamespace(**config))
     modules = {"": SimpleNamespace(training=True), "layers": above, "layers.1": SimpleNamespace(training=True)}
-    whole = facts.skips(modules, Group("layers" if len(held) > 1 else "layers.1", held, True))
+    whole = unused.skips(modules, Group("layers" if len(held) > 1 else "layers.1", held, True))
     assert whole == (f"SimpleNamespace skips layers at random ({expected})" if expected else "")
-    assert facts.skips(modules, Group("layers", [*held, "layers.norm"], False)) == "", "no numbered layer"
+    assert unused.skips(modules, Group("layers", [*held, "layers.norm"], False)) == "", "no numbered layer"
 
 
 @pytest.mark.parametrize(

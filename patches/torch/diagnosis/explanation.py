@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, List, Sequence, Tuple
 
 from ddpfix.exchange import comparison
-from ddpfix.probing import facts
 from ddpfix.rules import names, unused
 from ddpfix.rules.names import Group
 from ddpfix.rules.unused import Cause, Seen
@@ -63,12 +62,12 @@ def _seen(case: Evidence, group: Group) -> Seen:
     """Return what the step has shown of the parameters of a group."""
     model = case.model
     modules = dict(model.wrapper.module.named_modules())
-    held = {id(module) for module in facts.holders(modules, group)}
+    held = {id(module) for module in unused.holders(modules, group)}
     numbers = {number for number, name in enumerate(model.names) if name in group.names}
     output = next((name for name, behind in case.outside.items() if numbers <= behind), "")
     ran = None if case.ran is None else not held.isdisjoint(case.ran)
     ever = None if case.ran is None else not held.isdisjoint(case.ran_before)
-    return Seen(case.steps, 0, ran, ever, output, facts.skips(modules, group))
+    return Seen(case.steps, 0, ran, ever, output, unused.skips(modules, group))
 
 
 def _of_unused(case: Evidence, found: Sequence[Cause], others: Others) -> List[Cure]:
@@ -110,7 +109,7 @@ def _no_more(case: Evidence, groups: Sequence[Group]) -> str:
 
 def _rate(case: Evidence, groups: Sequence[Group]) -> str:
     modules = dict(case.model.wrapper.module.named_modules())
-    rate = next(filter(None, (facts.skips(modules, group) for group in groups)), "")
+    rate = next(filter(None, (unused.skips(modules, group) for group in groups)), "")
     return f"; {rate}" if rate else ""
 
 
