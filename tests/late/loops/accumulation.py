@@ -4,46 +4,18 @@ from __future__ import annotations
 
 import contextlib
 
-from torch import distributed
-
 from tests.late.loops.kinds import TWICE, UNFINISHED, kind
 from tests.late.loops.loop import Loop, sgd
 from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, uneven
 
 
-@kind(three=True)
-def no_sync(loop: Loop) -> None:
-    """All micro-batches but the last stand under no_sync."""
-    for model, step in loop.training(mlp()):
-        for micro in range(3):
-            with model.no_sync() if micro < 2 else contextlib.nullcontext():
-                loss(model(loop.batch(step, micro))).backward()
-
-
-@kind(three=True)
-def without_no_sync(loop: Loop) -> None:
-    """Every micro-batch is averaged with what there is already."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
-        for micro in range(3):
-            (loss(model(loop.batch(step, micro))) / 3).backward()
-            loop.sync(model)
-        optimizer.step()
-
-
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def without_no_sync_skipping(loop: Loop) -> None:
-    """The same with other blocks left out in each micro-batch and on each rank."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    """Every micro-batch is averaged with what there is already; each leaves other blocks out, others on each rank."""
+    for model, step in loop.training(Blocks()):
         for micro in range(3):
             loss(model(loop.batch(step, micro), uneven(loop.rank, step + micro))).backward()
             loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -72,16 +44,12 @@ def no_sync_around_backward(loop: Loop) -> None:
 
     DDP looks at the setting in the forward, so that every micro-batch is averaged.
     """
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(mlp()):
         for micro in range(2):
             value = loss(model(loop.batch(step, micro)))
             with model.no_sync() if micro < 1 else contextlib.nullcontext():
                 value.backward()
             loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="parts", ours="plain")
@@ -94,16 +62,6 @@ def forward_under_no_sync(loop: Loop) -> None:
         with model.no_sync():
             value = loss(model(loop.batch(step)))
         value.backward()
-
-
-@kind()
-def no_sync_in_one_context(loop: Loop) -> None:
-    """All micro-batches but the last stand in one no_sync, with two forwards before a backward."""
-    for model, step in loop.training(mlp()):
-        with model.no_sync():
-            (loss(model(loop.batch(step))) + loss(model(loop.batch(step, 1)))).backward()
-            loss(model(loop.batch(step, 2))).backward()
-        loss(model(loop.batch(step, 3))).backward()
 
 
 @kind()
@@ -137,51 +95,6 @@ def first_loss_under_no_sync(loop: Loop) -> None:
         loss(second).backward()
 
 
-@kind(three=True)
-def zero_grad_every_other_step(loop: Loop) -> None:
-    """Averaged gradients stay, as a poor man's momentum, and the next ones are added."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps(6):
-        if step % 2 == 0:
-            optimizer.zero_grad()
-        loss(model(loop.batch(step))).backward()
-        loop.update(optimizer, model)
-
-
-@kind()
-def local_sgd(loop: Loop) -> None:
-    """Steps without averaging, and every second step the ranks' parameters are averaged by hand."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        for micro in range(2):
-            optimizer.zero_grad()
-            with model.no_sync():
-                loss(model(loop.batch(step, micro))).backward()
-            optimizer.step()
-        for p in model.parameters():
-            distributed.all_reduce(p.data)
-            p.data /= loop.size
-
-
-@kind()
-def averaged_by_the_user(loop: Loop) -> None:
-    """Everything stands under no_sync, and the user averages gradients with a collective."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
-        with model.no_sync():
-            loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        for p in model.parameters():
-            if p.grad is None:
-                p.grad = p.detach() * 0
-            distributed.all_reduce(p.grad)
-            p.grad /= loop.size
-        optimizer.step()
-
-
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def bucket_views_skipping(loop: Loop) -> None:
     """Gradients are views of buckets, blocks are left out, micro-batches under no_sync."""
@@ -205,17 +118,3 @@ def bucket_views(loop: Loop) -> None:
         for output in model(loop.batch(step)):
             loss(output).backward()
         loop.update(optimizer, model)
-
-
-@kind(plain="error", plain_cause=UNFINISHED + "|" + TWICE, close=1e-7)
-def several_forwards_then_backwards(loop: Loop) -> None:
-    """All forwards of a step come first, then their backwards one by one, each with another head."""
-    model = loop.wrap(Heads())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
-        values = [loss(model(loop.batch(step, task), [task])[0]) for task in range(2)]
-        for value in values:
-            value.backward()
-            loop.sync(model)
-        optimizer.step()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.late.loops.kinds import TWICE, UNFINISHED, kind
+from tests.late.loops.kinds import UNFINISHED, kind
 from tests.late.loops.loop import Loop, sgd
 from tests.late.loops.tiny_model import Blocks, loss, mlp, uneven
 
@@ -22,21 +22,6 @@ def gan(loop: Loop) -> None:
         (d(loop.batch(step)) - 1).pow(2).mean().backward()
         loop.sync(d)
         d(fake.detach()).pow(2).mean().backward()
-        loop.update(of_d, d)
-        of_g.zero_grad()
-        (d(fake) - 1).pow(2).mean().backward()
-        loop.update(of_g, g)
-
-
-@kind(three=True)
-def gan_one_backward(loop: Loop) -> None:
-    """Two forwards of the discriminator, and one backward of the sum."""
-    d, g = loop.wrap(mlp(1)), loop.wrap(mlp())
-    of_d, of_g = sgd(d), sgd(g)
-    for step in loop.steps():
-        fake = g(loop.batch(step, 1))
-        of_d.zero_grad()
-        ((d(loop.batch(step)) - 1).pow(2).mean() + d(fake.detach()).pow(2).mean()).backward()
         loop.update(of_d, d)
         of_g.zero_grad()
         (d(fake) - 1).pow(2).mean().backward()
@@ -113,85 +98,13 @@ def fgsm_backward_of_inputs(loop: Loop) -> None:
         loop.update(optimizer, model)
 
 
-@kind()
-def fgsm_autograd_grad(loop: Loop) -> None:
-    """The same attack by ``torch.autograd.grad``, three times in a row."""
-    for model, step in loop.training(mlp()):
-        x = loop.batch(step)
-        for _ in range(3):
-            x = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(loss(model(x)), x)
-            x = x + 0.1 * slope.sign()
-        loss(model(x.detach())).backward()
-
-
 @kind(plain="error", plain_cause=UNFINISHED)
 def fgsm_skipping(loop: Loop) -> None:
-    """The same attack once, on a model that leaves blocks out."""
+    """The same attack by ``torch.autograd.grad``, on a model that leaves blocks out."""
     for model, step in loop.training(Blocks()):
         x, skips = loop.batch(step).requires_grad_(), uneven(loop.rank, step)
         (slope,) = torch.autograd.grad(loss(model(x, skips)), x)
         loss(model((x + 0.1 * slope.sign()).detach(), skips)).backward()
-
-
-@kind()
-def fgsm_whole_backward(loop: Loop) -> None:
-    """The same attack by a backward that also fills the parameters' gradients, which are thrown away."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        x = loop.batch(step).requires_grad_()
-        loss(model(x)).backward()
-        attacked = (x + 0.1 * x.grad.sign()).detach()
-        optimizer.zero_grad()
-        loss(model(attacked)).backward()
-        loop.update(optimizer, model)
-
-
-@kind()
-def free_adversarial(loop: Loop) -> None:
-    """One backward serves the attack and the model, and the batch is trained on again with the noise so far."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    noise = torch.zeros_like(loop.batch(0))
-    for step in loop.steps():
-        for _ in range(2):
-            noise.requires_grad_()
-            optimizer.zero_grad()
-            loss(model(loop.batch(step) + noise)).backward()
-            loop.update(optimizer, model)
-            noise = (noise + 0.1 * noise.grad.sign()).detach()
-
-
-@kind()
-def virtual_adversarial(loop: Loop) -> None:
-    """VAT: a forward without gradients, a slope at a random direction, then the loss."""
-    for model, step in loop.training(mlp()):
-        x = loop.batch(step)
-        with torch.no_grad():
-            wanted = model(x)
-        direction = (0.1 * loop.batch(step, 1)).requires_grad_()
-        (slope,) = torch.autograd.grad((model(x + direction) - wanted).pow(2).mean(), direction)
-        (loss(model(x)) + (model(x + slope) - wanted).pow(2).mean()).backward()
-
-
-class _Reversed(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(context: Any, slope: torch.Tensor) -> torch.Tensor:
-        return -slope
-
-
-@kind()
-def gradient_reversal(loop: Loop) -> None:
-    """A domain classifier behind a reversed gradient, and a label classifier, in one backward."""
-    trunk, label, domain = loop.wrap(mlp()), loop.wrap(mlp(1)), loop.wrap(mlp(1))
-    for step in loop.trained(trunk, label, domain):
-        h = trunk(loop.batch(step))
-        (loss(label(h)) + loss(domain(_Reversed.apply(h)))).backward()
 
 
 @kind(plain="parts")
@@ -207,42 +120,3 @@ def vaegan_retained(loop: Loop) -> None:
         loss(made).backward(retain_graph=True)
         loop.sync(encoder, decoder)
         (d(made) - 1).pow(2).mean().backward()
-
-
-class _Judged(torch.nn.Module):
-    """An autoencoder with the critic of what it makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maker, self.critic = mlp(), mlp(1)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        made = self.maker(x)
-        return made, self.critic(made)
-
-
-@kind(plain="error", plain_cause=TWICE, three=True, close=1e-7)
-def vaegan_in_one(loop: Loop) -> None:
-    """The same with all parts in one model: the second backward comes to the first part again."""
-    for model, step in loop.training(_Judged()):
-        made, judged = model(loop.batch(step))
-        loss(made).backward(retain_graph=True)
-        loop.sync(model)
-        (judged - 1).pow(2).mean().backward()
-
-
-@kind()
-def critic_steps_differ(loop: Loop) -> None:
-    """The critic learns five times before the generator does, and the generator runs without gradients meanwhile."""
-    critic, g = loop.wrap(mlp(1)), loop.wrap(mlp())
-    of_c, of_g = sgd(critic), sgd(g)
-    for step in loop.steps(6):
-        with torch.no_grad():
-            fake = g(loop.batch(step, 1))
-        of_c.zero_grad()
-        (critic(fake).mean() - critic(loop.batch(step)).mean()).tanh().backward()
-        loop.update(of_c, critic)
-        if step % 3 == 2:
-            of_g.zero_grad()
-            (-critic(g(loop.batch(step, 2)))).mean().backward()
-            loop.update(of_g, g)

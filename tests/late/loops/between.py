@@ -6,7 +6,6 @@ whose model leaves other blocks out on each rank, so that DDP's reduction still 
 
 from __future__ import annotations
 
-import datetime
 from typing import Any, Callable
 
 import torch
@@ -38,13 +37,10 @@ def skipping(act: Act) -> Callable[[Loop], None]:
     def train(loop: Loop) -> None:
         """Blocks left out, others on each rank, and something else between backward and step."""
         model, other = loop.wrap(Blocks()), loop.wrap(mlp())
-        optimizer = sgd(model)
-        for step in loop.steps():
-            optimizer.zero_grad()
+        for step in loop.trained(model):
             loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
             loop.sync(model)
             act(loop, other, step)
-            optimizer.step()
 
     return train
 
@@ -56,33 +52,8 @@ def other_steps(loop: Loop, other: Any, step: int) -> None:
     loop.update(optimizer, other)
 
 
-def other_is_clipped(loop: Loop, other: Any, step: int) -> None:
-    loss(other(loop.batch(step))).backward()
-    loop.sync(other)
-    nn.utils.clip_grad_norm_(other.parameters(), 0.1)
-
-
-def other_is_unscaled(loop: Loop, other: Any, step: int) -> None:
-    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=8.0), sgd(other)
-    optimizer.zero_grad()
-    scaler.scale(loss(other(loop.batch(step)))).backward()
-    loop.sync(other)
-    scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
-
-
 def all_reduce(loop: Loop, other: Any, step: int) -> None:
     distributed.all_reduce(loop.batch(step))
-
-
-def all_reduce_later(loop: Loop, other: Any, step: int) -> None:
-    distributed.all_reduce(loop.batch(step), async_op=True).wait()
-
-
-def all_gather(loop: Loop, other: Any, step: int) -> None:
-    x = loop.batch(step)
-    distributed.all_gather_into_tensor(torch.zeros(loop.size * len(x), x.shape[1]), x)
 
 
 def send_and_receive(loop: Loop, other: Any, step: int) -> None:
@@ -104,22 +75,8 @@ def barrier(loop: Loop, other: Any, step: int) -> None:
     distributed.barrier()
 
 
-def monitored_barrier(loop: Loop, other: Any, step: int) -> None:
-    distributed.monitored_barrier(timeout=datetime.timedelta(seconds=5))
-
-
 def new_group(loop: Loop, other: Any, step: int) -> None:
     assert distributed.new_group(list(range(loop.size))) is not None
-
-
-def objects(loop: Loop, other: Any, step: int) -> None:
-    distributed.broadcast_object_list([{"step": step}], 0)
-
-
-def evaluation(loop: Loop, other: Any, step: int) -> None:
-    with torch.no_grad():
-        other.eval()(loop.batch(step))
-        other.train()
 
 
 def other_is_wrapped(loop: Loop, other: Any, step: int) -> None:
@@ -129,19 +86,11 @@ def other_is_wrapped(loop: Loop, other: Any, step: int) -> None:
 
 ACTS = {
     other_steps: (),
-    other_is_clipped: (),
-    other_is_unscaled: ("torch.amp.GradScaler",),
     all_reduce: (),
-    all_reduce_later: (),
-    # Before, gloo has none.
-    all_gather: ("2.2",),
     send_and_receive: (),
     functional: ("2.1",),
     barrier: (),
-    monitored_barrier: (),
     new_group: (),
-    objects: (),
-    evaluation: (),
     other_is_wrapped: (),
 }
 for _act, _needs in ACTS.items():
@@ -163,15 +112,11 @@ def own_clipping_between_heads(loop: Loop) -> None:
 
     In plain torch the first clipping is lost: DDP writes what it averaged over it after the second backward.
     """
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(2)):
         for output in model(loop.batch(step)):
             loss(output).backward()
             loop.sync(model)
             nn.utils.clip_grad_norm_(model.parameters(), 0.02)
-        optimizer.step()
 
 
 @kind(plain="parts", three=True)

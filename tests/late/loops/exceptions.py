@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 
 from tests.late.loops.kinds import UNFINISHED, kind
 from tests.late.loops.loop import Loop, sgd
@@ -165,22 +165,6 @@ def retried_before_backward(loop: Loop) -> None:
         value.backward()
 
 
-@kind(three=True)
-def nan_guard_before_backward(loop: Loop) -> None:
-    """A loss that is NaN on any rank has no backward on any: ranks agree on it."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps(5):
-        optimizer.zero_grad()
-        value = loss(model(loop.batch(step))) * (float("nan") if step == 2 and loop.rank == 0 else 1)
-        bad = torch.isnan(value.detach()).float()
-        distributed.all_reduce(bad)
-        if bad:
-            continue
-        value.backward()
-        loop.update(optimizer, model)
-
-
 @kind(plain="hangs", ours="plain")
 def nan_guard_on_one_rank(loop: Loop) -> None:
     """A rank whose loss is NaN skips the batch without telling others, who wait for its gradients for ever.
@@ -200,17 +184,6 @@ def nan_guard_on_one_rank(loop: Loop) -> None:
         loop.update(optimizer, model)
 
 
-@kind(three=True)
-def nan_guard_replaces_the_loss(loop: Loop) -> None:
-    """A NaN loss is replaced by zero times the output, so that the rank takes part."""
-    for model, step in loop.training(mlp(), count=5):
-        output = model(loop.batch(step))
-        value = loss(output) * (float("nan") if step == 2 and loop.rank == 0 else 1)
-        if torch.isnan(value):
-            value = 0.0 * output.sum()
-        value.backward()
-
-
 @kind(plain="hangs", ours="plain", three=True)
 def nan_guard_with_a_constant(loop: Loop) -> None:
     """A NaN loss is replaced by a constant that has a graph of its own, which no output reaches.
@@ -222,24 +195,6 @@ def nan_guard_with_a_constant(loop: Loop) -> None:
         if step == 2 and loop.rank == 0:
             value = torch.zeros((), requires_grad=True)
         value.backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED, three=True)
-def nan_guard_after_backward(loop: Loop) -> None:
-    """Gradients are checked after backward, on a model that leaves blocks out, and the step is skipped by all.
-
-    Averaged gradients are no numbers on all ranks or on none.
-    """
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(5):
-        optimizer.zero_grad()
-        value = loss(model(loop.batch(step), uneven(loop.rank, step)))
-        (value * (float("nan") if step == 2 and loop.rank == 0 else 1)).backward()
-        loop.sync(model)
-        if any(p.grad is not None and not bool(torch.isfinite(p.grad).all()) for p in model.parameters()):
-            continue
-        optimizer.step()
 
 
 @kind()
@@ -279,25 +234,3 @@ def left_after_the_first_backward(loop: Loop) -> None:
             continue
         loss(second).backward()
         loop.update(optimizer, model)
-
-
-@kind()
-def generator_closed(loop: Loop) -> None:
-    """A loop that lives in a generator, which is closed in the middle of a step and begun again."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-
-    def training(step: int) -> Any:
-        optimizer.zero_grad()
-        value = loss(model(loop.batch(step)))
-        yield value
-        value.backward()
-        loop.update(optimizer, model)
-        yield value
-
-    for step in loop.steps(5):
-        running = training(step)
-        next(running)
-        if step != 2:
-            next(running)
-        running.close()

@@ -20,14 +20,10 @@ Act = Callable[[Loop, Any, int], None]
 def program(act: Act, skip: bool) -> Callable[[Loop], None]:
     def train(loop: Loop) -> None:
         """All parameters are used, or each rank leaves other blocks out; gradients are handled before the step."""
-        model = loop.wrap(Blocks())
-        optimizer = sgd(model)
-        for step in loop.steps():
-            optimizer.zero_grad()
+        for model, step in loop.training(Blocks()):
             loss(model(loop.batch(step), uneven(loop.rank, step) if skip else ())).backward()
             loop.sync(model)
             act(loop, model, step)
-            optimizer.step()
 
     return train
 
@@ -40,34 +36,9 @@ def clip_norm(loop: Loop, model: Any, step: int) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 0.05)
 
 
-def clip_value(loop: Loop, model: Any, step: int) -> None:
-    nn.utils.clip_grad_value_(model.parameters(), 0.01)
-
-
 def total_norm(loop: Loop, model: Any, step: int) -> None:
     norm = nn.utils.get_total_norm(grads(model))
     nn.utils.clip_grads_with_norm_(model.parameters(), 0.05, norm)
-
-
-def foreach_norm(loop: Loop, model: Any, step: int) -> None:
-    norm = torch.stack(torch._foreach_norm(grads(model))).norm()
-    torch._foreach_mul_(grads(model), float(0.05 / norm))
-
-
-def scaled(loop: Loop, model: Any, step: int) -> None:
-    for each in grads(model):
-        each.mul_(0.5)
-
-
-def scaled_by_size(loop: Loop, model: Any, step: int) -> None:
-    """fairseq: gradients become sums over the ranks' tokens."""
-    torch._foreach_mul_(grads(model), [loop.size / 7.0] * len(grads(model)))
-
-
-def clamped(loop: Loop, model: Any, step: int) -> None:
-    for p in model.parameters():
-        if p.grad is not None:
-            p.grad.data.clamp_(-0.01, 0.01)
 
 
 def finite_or_skipped(loop: Loop, model: Any, step: int) -> None:
@@ -93,27 +64,6 @@ def noised(loop: Loop, model: Any, step: int) -> None:
         p.grad.add_(torch.randn_like(p), alpha=0.01)
 
 
-def centralized(loop: Loop, model: Any, step: int) -> None:
-    for each in grads(model):
-        if each.dim() > 1:
-            each.sub_(each.mean(dim=1, keepdim=True))
-
-
-def adaptively_clipped(loop: Loop, model: Any, step: int) -> None:
-    """AGC of NFNets: the limit follows from the parameter's own norm."""
-    for p in model.parameters():
-        if p.grad is not None:
-            limit, norm = 0.01 * p.detach().norm().clamp(min=1e-3), p.grad.norm().clamp(min=1e-6)
-            p.grad.copy_(torch.where(norm > limit, p.grad * (limit / norm), p.grad))
-
-
-def logged(loop: Loop, model: Any, step: int) -> None:
-    """Norms are logged, and the rate follows from them."""
-    norm = sum(float(each.norm()) for each in grads(model))
-    for each in grads(model):
-        each /= 1 + norm
-
-
 def by_hand(loop: Loop, model: Any, step: int) -> None:
     """The update is written by hand, and the optimizer finds nothing."""
     with torch.no_grad():
@@ -124,50 +74,22 @@ def by_hand(loop: Loop, model: Any, step: int) -> None:
 
 
 def through_data(loop: Loop, model: Any, step: int) -> None:
+    """An update that autograd's counts of writes do not see."""
     for p in model.parameters():
         if p.grad is not None:
             p.data.add_(p.grad.data, alpha=-0.1)
             p.grad.data.zero_()
 
 
-def as_a_vector(loop: Loop, model: Any, step: int) -> None:
-    all_grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    vector = torch.cat([each.view(-1) for each in all_grads])
-    vector = vector / (vector.norm() + 1)
-    done = 0
-    for p in model.parameters():
-        p.grad = vector[done : done + p.numel()].view_as(p).clone()
-        done += p.numel()
-
-
-def copied(loop: Loop, model: Any, step: int) -> None:
-    """The gradients move to a master copy in double precision, which the optimizer updates."""
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.grad is not None:
-                p.copy_((p.double() - 0.1 * p.grad.double()).float())
-    model.zero_grad()
-
-
 ACTS = {
     clip_norm: (),
-    clip_value: (),
     total_norm: ("torch.nn.utils.get_total_norm",),
-    foreach_norm: (),
-    scaled: (),
-    scaled_by_size: (),
-    clamped: (),
     finite_or_skipped: (),
     dropped: (),
     replaced: (),
     noised: (),
-    centralized: (),
-    adaptively_clipped: (),
-    logged: (),
     by_hand: (),
     through_data: (),
-    as_a_vector: (),
-    copied: (),
 }
 for _act, _needs in ACTS.items():
     _three = _act in (clip_norm, by_hand, total_norm, dropped)
@@ -180,17 +102,6 @@ for _act, _needs in ACTS.items():
         plain="error",
         plain_cause=UNFINISHED,
     )
-
-
-@kind()
-def hooks_on_parameters(loop: Loop) -> None:
-    """The user's hooks on parameters change local gradients before they are averaged."""
-    model = Blocks()
-    for number, p in enumerate(model.parameters()):
-        p.register_hook(lambda slope, number=number: slope * (0.5 + number))
-    wrapped = loop.wrap(model)
-    for step in loop.trained(wrapped):
-        loss(wrapped(loop.batch(step))).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -231,15 +142,6 @@ def pcgrad(loop: Loop) -> None:
         optimizer.step()
 
 
-@kind(plain="error", plain_cause=UNFINISHED)
-def pcgrad_beside_backward(loop: Loop) -> None:
-    """``autograd.grad`` for one of two tasks, whose result weighs the other's backward, which leaves blocks out."""
-    for model, step in loop.training(Blocks()):
-        output = model(loop.batch(step), uneven(loop.rank, step))
-        (slope,) = torch.autograd.grad(output.abs().mean(), model.module.blocks[0].weight, retain_graph=True)
-        (loss(output) / (1 + slope.norm())).backward()
-
-
 @kind()
 def gradient_penalty_on_parameters(loop: Loop) -> None:
     """``autograd.grad`` for parameters with create_graph, whose norm is a part of the loss."""
@@ -274,14 +176,10 @@ def unused_but_regularized(loop: Loop) -> None:
 @kind()
 def regularized_afterwards(loop: Loop) -> None:
     """Weight decay has a backward of its own after the main one; it is the same on all ranks."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Blocks()):
         loss(model(loop.batch(step))).backward()
         loop.sync(model)
         (0.01 * sum(p.pow(2).sum() for p in model.parameters())).backward()
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED + "|" + TWICE, three=True)

@@ -6,21 +6,12 @@ import datetime
 import os
 from typing import Any, List
 
-import torch
 from torch import distributed
 
 from tests.late.loops.kinds import UNFINISHED, kind
 from tests.late.loops.loop import Loop, sgd
 from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
 from tests.support.ports import free_port
-
-
-@kind(three=True)
-def group_of_all(loop: Loop) -> None:
-    """A model in a new group of all ranks, with two backwards."""
-    for model, step in loop.training(Apart(2), process_group=distributed.new_group(list(range(loop.size)))):
-        for output in model(loop.batch(step)):
-            loss(output).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -38,13 +29,9 @@ def two_groups(loop: Loop) -> None:
     """Two models over two groups of the same ranks are trained in one step, and leave blocks out."""
     ranks = list(range(loop.size))
     models = [loop.wrap(Blocks(), process_group=distributed.new_group(ranks)) for _ in range(2)]
-    optimizer = sgd(*models)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for step in loop.trained(*models):
         for number, model in enumerate(models):
             loss(model(loop.batch(step), uneven(loop.rank, step + number))).backward()
-            loop.sync(model)
-        optimizer.step()
 
 
 @kind()
@@ -124,20 +111,9 @@ def group_made_again_skipping(loop: Loop) -> None:
     _made_again(loop, True)
 
 
-@kind(needs=("torch.distributed.device_mesh.init_device_mesh", "2.3"))
-def device_mesh(loop: Loop) -> None:
-    """A mesh of devices instead of a group."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    model = loop.wrap(Apart(2), device_mesh=init_device_mesh("cpu", (loop.size,)))
-    for step in loop.trained(model):
-        for output in model(loop.batch(step)):
-            loss(output).backward()
-
-
 @kind(plain="error", plain_cause=UNFINISHED, needs=("torch.distributed.device_mesh.init_device_mesh", "2.3"))
 def device_mesh_skipping(loop: Loop) -> None:
-    """The same with blocks left out."""
+    """A mesh of devices instead of a group, blocks are left out."""
     from torch.distributed.device_mesh import init_device_mesh
 
     model = loop.wrap(Blocks(), device_mesh=init_device_mesh("cpu", (loop.size,)))
@@ -153,14 +129,3 @@ def experts_in_a_group_of_their_own(loop: Loop) -> None:
     for step in loop.trained(trunk, experts):
         (output,) = experts(trunk(loop.batch(step)), [(step + loop.rank) % 2])
         loss(output).backward()
-
-
-@kind()
-def pipeline_of_two_backwards(loop: Loop) -> None:
-    """The graph is cut between two wrapped models, as in a pipeline: the slope is handed over by the user."""
-    one, other = loop.wrap(mlp()), loop.wrap(mlp())
-    for step in loop.trained(one, other):
-        sent = one(loop.batch(step))
-        received = sent.detach().requires_grad_()
-        loss(other(received)).backward()
-        torch.autograd.backward(sent, received.grad)

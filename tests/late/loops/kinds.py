@@ -22,7 +22,6 @@ THEMES = (
     "models",
     "optimizers",
     "outputs",
-    "reinforcement",
     "repeated",
     "representation",
     "scaler",

@@ -47,36 +47,6 @@ def no_grad_between(loop: Loop) -> None:
         loss(second).backward()
 
 
-@kind(plain="error", plain_cause=UNFINISHED)
-def no_grad_between_skipping(loop: Loop) -> None:
-    """The same with blocks left out, and a forward without gradients between backward and step as well."""
-    for model, step in loop.training(Blocks()):
-        value = loss(model(loop.batch(step), uneven(loop.rank, step)))
-        with torch.no_grad():
-            model(loop.batch(step, 1))
-        value.backward()
-        with torch.no_grad():
-            model(loop.batch(step, 2))
-
-
-@kind(plain="error", plain_cause=UNFINISHED, three=True)
-def validation_on_rank_0(loop: Loop) -> None:
-    """Rank 0 alone validates on the module itself, with and without gradients, between steps that leave blocks out."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.update(optimizer, model)
-        if loop.rank == 0:
-            model.module.eval()
-            with torch.no_grad():
-                model.module(loop.batch(step, 1))
-            x = loop.batch(step, 2).requires_grad_()
-            torch.autograd.grad(model.module(x).sum(), x)
-            model.module.train()
-
-
 @kind(three=True)
 def frozen_before(loop: Loop) -> None:
     """Parameters are frozen before wrapping."""
@@ -88,31 +58,11 @@ def frozen_before(loop: Loop) -> None:
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
-def frozen_after(loop: Loop) -> None:
-    """Parameters that DDP knows are frozen after wrapping."""
-    model = loop.wrap(Blocks())
-    model.module.blocks[1].requires_grad_(False)
-    for step in loop.trained(model):
-        loss(model(loop.batch(step))).backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED, three=True)
 def frozen_in_turn(loop: Loop) -> None:
     """Blocks that DDP knows are frozen and set free again, another one in each step, from the top."""
     for model, step in loop.training(Blocks(), count=5):
         for number, block in enumerate(model.module.blocks):
             block.requires_grad_(number != step % 4)
-        loss(model(loop.batch(step))).backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def unfrozen_gradually(loop: Loop) -> None:
-    """Gradual unfreezing: all but the last block are frozen after wrapping, and set free one by one."""
-    model = loop.wrap(Blocks())
-    model.module.blocks[:3].requires_grad_(False)
-    for step in loop.trained(model, count=5):
-        if step:
-            model.module.blocks[max(0, 3 - step) :].requires_grad_(True)
         loss(model(loop.batch(step))).backward()
 
 
@@ -161,15 +111,6 @@ def layer_removed(loop: Loop) -> None:
     for model, step in loop.training(Blocks(), count=5):
         if step == 2:
             model.module.blocks[1] = nn.Identity()
-        loss(model(loop.batch(step))).backward()
-
-
-@kind()
-def data_replaced(loop: Loop) -> None:
-    """``p.data`` is replaced between steps, as in quantization and in moving weights."""
-    for model, step in loop.training(mlp()):
-        for p in model.parameters():
-            p.data = (p.data * 64).round() / 64
         loss(model(loop.batch(step))).backward()
 
 
@@ -260,25 +201,6 @@ def hook_later(loop: Loop) -> None:
             loss(output).backward()
 
 
-@kind(plain="error", plain_cause=UNFINISHED, three=True)
-def hook_skipping(loop: Loop) -> None:
-    """A communication hook that averages, on a model that leaves blocks out."""
-    model = loop.wrap(Blocks())
-    model.register_comm_hook(None, allreduce_hook)
-    for step in loop.trained(model):
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-
-
-@kind(close=1e-4)
-def hook_compresses(loop: Loop) -> None:
-    """Gradients travel as half precision."""
-    model = loop.wrap(Apart(2))
-    model.register_comm_hook(None, fp16_compress_hook)
-    for step in loop.trained(model):
-        for output in model(loop.batch(step)):
-            loss(output).backward()
-
-
 @kind(plain="error", plain_cause=UNFINISHED, close=1e-4)
 def hook_compresses_skipping(loop: Loop) -> None:
     """Gradients travel as half precision, blocks are left out."""
@@ -288,7 +210,9 @@ def hook_compresses_skipping(loop: Loop) -> None:
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
 
 
-def _joined(loop: Loop, skip: bool) -> None:
+@kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection")
+def joined_skipping(loop: Loop) -> None:
+    """``join``: rank 1 has two batches more, and blocks are left out."""
     model = loop.wrap(Blocks())
     optimizer = sgd(model)
     context: Any = contextlib.nullcontext() if loop.hand else model.join()
@@ -299,39 +223,13 @@ def _joined(loop: Loop, skip: bool) -> None:
             for step in range(most if loop.hand or loop.rank else 3):
                 optimizer.zero_grad()
                 if loop.rank or step < 3:
-                    loss(model(loop.batch(step), uneven(loop.rank, step) if skip else ())).backward()
+                    loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
                 loop.update(optimizer, model)
-
-
-@kind(counted=False)
-def joined(loop: Loop) -> None:
-    """``join``: rank 1 has two batches more."""
-    _joined(loop, False)
-
-
-@kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection")
-def joined_skipping(loop: Loop) -> None:
-    """``join``: rank 1 has two batches more, and blocks are left out."""
-    _joined(loop, True)
-
-
-@kind(counted=False)
-def loader_with_workers(loop: Loop) -> None:
-    """A DataLoader forks workers between steps, and with it copies of the models."""
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    data = TensorDataset(torch.cat([loop.batch(step) for step in range(2)]))
-    for _ in loop.steps(2):
-        for (x,) in DataLoader(data, batch_size=4, num_workers=2):
-            optimizer.zero_grad()
-            for output in model(x):
-                loss(output).backward()
-            loop.update(optimizer, model)
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def loader_with_workers_skipping(loop: Loop) -> None:
-    """The same with heads left out."""
+    """A DataLoader forks workers between steps, and with it copies of a model that leaves heads out."""
     model = loop.wrap(Heads(3))
     optimizer = sgd(model)
     data = TensorDataset(torch.cat([loop.batch(step) for step in range(2)]))
@@ -378,13 +276,3 @@ def zeroed_in_place(loop: Loop) -> None:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
         loop.update(optimizer, model)
-
-
-@kind()
-def inference_mode(loop: Loop) -> None:
-    """An evaluation in inference mode between forward and backward."""
-    for model, step in loop.training(mlp()):
-        value = loss(model(loop.batch(step)))
-        with torch.inference_mode():
-            model.module(loop.batch(step, 1))
-        value.backward()

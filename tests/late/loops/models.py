@@ -30,14 +30,6 @@ def one_loss(loop: Loop) -> None:
     train(loop, loop.wrap(mlp()), momentum=0.9)
 
 
-@kind(plain="error", plain_cause=UNFINISHED)
-def never_used(loop: Loop) -> None:
-    """A layer that nothing ever uses."""
-    model = mlp()
-    model[0].register_module("never", nn.Linear(3, 3))
-    train(loop, loop.wrap(model))
-
-
 @kind()
 def forward_twice(loop: Loop) -> None:
     """Two forwards before one backward of the sum; a third output is thrown away."""
@@ -79,19 +71,6 @@ class Recurrent(nn.Module):
         return self.out(state), state
 
 
-@kind(three=True)
-def recurrent(loop: Loop) -> None:
-    """A cell that is called again and again, and a state that is cut off between steps."""
-    model, state = loop.wrap(Recurrent()), None
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
-        output, state = model(loop.batch(step), state)
-        loss(output).backward()
-        loop.update(optimizer, model)
-        state = state.detach()
-
-
 @kind(plain="error", plain_cause=UNFINISHED)
 def recurrent_over_calls(loop: Loop) -> None:
     """The wrapped model is called for each time step, and one loss goes back through all calls."""
@@ -121,14 +100,6 @@ class Tied(nn.Module):
 def tied_weights_skipping(loop: Loop) -> None:
     """A weight stands in two places, of which one is left out on each rank in turn."""
     train_skipping(loop, loop.wrap(Tied()))
-
-
-@kind()
-def tied_weights(loop: Loop) -> None:
-    """An output layer that shares its weight with the input layer."""
-    model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE))
-    model[2].weight = model[0].weight
-    train(loop, loop.wrap(model))
 
 
 class Embedded(nn.Module):
@@ -179,29 +150,6 @@ def sparse_embedding_left_out(loop: Loop) -> None:
     train_skipping(loop, loop.wrap(SparseOrNot()))
 
 
-class Experts(nn.Module):
-    """The data decide which expert runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.experts = nn.Linear(SIZE, 3), nn.ModuleList(mlp() for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weights = self.gate(x).softmax(-1)
-        best, made = weights.argmax(-1), torch.zeros_like(x)
-        for number, expert in enumerate(self.experts):
-            chosen = (best == number).nonzero().flatten()
-            if len(chosen):
-                made = made.index_add(0, chosen, expert(x[chosen]) * weights[chosen, number : number + 1])
-        return made
-
-
-@kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection", three=True)
-def mixture_of_experts(loop: Loop) -> None:
-    """The batch decides which experts run."""
-    train(loop, loop.wrap(Experts()))
-
-
 class Deep(Blocks):
     """Stochastic depth: blocks are left out at random on each rank."""
 
@@ -219,24 +167,6 @@ def layerdrop(loop: Loop) -> None:
     train_skipping(loop, loop.wrap(Deep(6)))
 
 
-class Masked(Blocks):
-    """Stochastic depth per sample: every block runs on the samples that keep it."""
-
-    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:  # type: ignore[override]
-        generator = torch.Generator().manual_seed(100 * rank + step)
-        for block in self.blocks:
-            keep = torch.rand(len(x), generator=generator) < 0.3
-            if bool(keep.any()):
-                x = torch.where(keep[:, None], x + block(x).tanh(), x)
-        return x
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def depth_per_sample(loop: Loop) -> None:
-    """Stochastic depth per sample, which now and then drops a block for the whole batch."""
-    train_skipping(loop, loop.wrap(Masked(6)))
-
-
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -244,12 +174,6 @@ class Normed(nn.Module):
 
     def forward(self, x: torch.Tensor, skips: Sequence[int] = ()) -> torch.Tensor:
         return self.net(self.norm(x), skips)
-
-
-@kind(three=True)
-def batch_norm(loop: Loop) -> None:
-    """Buffers are broadcast before each forward."""
-    train(loop, loop.wrap(Normed()))
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -267,53 +191,19 @@ def batch_norm_skipping(loop: Loop) -> None:
         model.train()
 
 
-@kind(plain="error", plain_cause=UNFINISHED)
-def buffers_not_broadcast(loop: Loop) -> None:
-    """``broadcast_buffers=False`` with blocks left out."""
-    for model, step in loop.training(Normed(), broadcast_buffers=False):
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-
-
-@kind()
-def static_graph(loop: Loop) -> None:
-    """``static_graph=True`` with a layer that is never used."""
-    model = Heads(3)
-    wrapped = loop.wrap(model, static_graph=True)
-    for step in loop.trained(wrapped):
-        sum(loss(output) for output in wrapped(loop.batch(step), [0, 1])).backward()
-
-
-@kind(three=True)
-def flag_set(loop: Loop) -> None:
-    """``find_unused_parameters=True``, as the documentation says, on a model that leaves blocks out."""
-    for model, step in loop.training(Blocks(), find_unused_parameters=True):
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-
-
 @kind(plain="error", plain_cause="which is undefined|second time|" + TWICE, ours="plain", needs=("2.4",))
 def flag_set_and_two_backwards(loop: Loop) -> None:
     """The flag with a backward for each of two outputs, of which the second is sometimes left out.
 
     The flag is the user's own: it is torch that looks for unused parameters, and torch's error that stands.
     """
-    model = loop.wrap(Heads(), find_unused_parameters=True)
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads(), find_unused_parameters=True):
         first, second = model(loop.batch(step))
         loss(first).backward(retain_graph=True)
         loop.sync(model)
         if step % 2:
             loss(second).backward()
             loop.sync(model)
-        optimizer.step()
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def small_buckets(loop: Loop) -> None:
-    """Many buckets, of which some hold nothing but what is left out."""
-    for model, step in loop.training(Blocks(8), bucket_cap_mb=0.0003):
-        loss(model(loop.batch(step), (*uneven(loop.rank, step), 5, 6))).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -395,40 +285,6 @@ def jacobian_by_func(loop: Loop) -> None:
     train_skipping(loop, loop.wrap(Mapped()))
 
 
-class Attending(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(SIZE, 2, SIZE, dropout=0.0, batch_first=True) for _ in range(3)
-        )
-
-    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:
-        x = x[None]
-        for index, layer in enumerate(self.layers):
-            if index != 1 + (rank + step) % 2:
-                x = layer(x)
-        return x
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def transformer_layers(loop: Loop) -> None:
-    """torch's own encoder layers, of which each rank leaves one out."""
-    train_skipping(loop, loop.wrap(Attending()))
-
-
-@kind()
-def parametrized(loop: Loop) -> None:
-    """Weight normalization as a parametrization."""
-    model = mlp()
-    nn.utils.parametrize.register_parametrization(model[0], "weight", _Halved())
-    train(loop, loop.wrap(model))
-
-
-class _Halved(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x / (1 + x.norm())
-
-
 class _Scaled(torch.autograd.Function):
     """An own function with two inputs, which has no gradient for the second one now and then."""
 
@@ -457,22 +313,6 @@ class Undefined(nn.Module):
 def function_without_gradient(loop: Loop) -> None:
     """An own function returns None for a parameter on some ranks: DDP's hook fires with an undefined gradient."""
     train_skipping(loop, loop.wrap(Undefined()))
-
-
-@kind()
-def detached_on_one_rank(loop: Loop) -> None:
-    """A part's output is multiplied by zero on a rank, so that it has gradients of zero."""
-    for model, step in loop.training(Heads()):
-        one, other = model(loop.batch(step))
-        (loss(one) + loss(other) * float(loop.rank == step % 2)).backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def cut_off_on_one_rank(loop: Loop) -> None:
-    """A part's output is detached on a rank in turn."""
-    for model, step in loop.training(Heads()):
-        one, other = model(loop.batch(step))
-        (loss(one) + loss(other.detach() if loop.rank == step % 2 else other)).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import math
 from typing import Any, Callable, Dict, List
 
 import torch
-from torch import nn
 
 from tests.late.loops.kinds import UNFINISHED, add, kind
 from tests.late.loops.loop import Loop, sgd
@@ -48,34 +45,12 @@ class Own:
                 p.sub_(p.grad.clamp(-0.1, 0.1))
 
 
-class Lookahead:
-    """Slow weights that follow every second step of an inner optimizer."""
-
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.inner, self.count = inner, 0
-        self.slow = [p.detach().clone() for group in inner.param_groups for p in group["params"]]
-
-    def zero_grad(self) -> None:
-        self.inner.zero_grad()
-
-    @torch.no_grad()
-    def step(self) -> None:
-        self.inner.step()
-        self.count += 1
-        if self.count % 2 == 0:
-            for slow, p in zip(self.slow, (p for group in self.inner.param_groups for p in group["params"])):
-                p.copy_(slow.lerp_(p, 0.5))
-
-
 Make = Callable[[Any], Any]
 MAKERS: Dict[str, Make] = {
-    "adamw_foreach": lambda ps: torch.optim.AdamW(ps, lr=0.01, foreach=True),
     "adamw_fused": lambda ps: torch.optim.AdamW(ps, lr=0.01, fused=True),
     "momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=0.01),
     "own_subclass": Signs,
     "own_class": Own,
-    "lookahead": lambda ps: Lookahead(torch.optim.SGD(ps, lr=0.1)),
 }
 
 
@@ -98,26 +73,9 @@ for _name, _make in MAKERS.items():
     add(f"{_name}_skipping", program(_make, True), needs=_needs, three=_name in ("own_class", "momentum"), **_plain)
 
 
-@kind()
-def lbfgs(loop: Loop) -> None:
-    """A closure that is called several times in a step."""
-    model = loop.wrap(mlp())
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=3)
-    for step in loop.steps(3):
-
-        def closure(step: int = step) -> Any:
-            optimizer.zero_grad()
-            value = loss(model(loop.same(step)))
-            value.backward()
-            loop.sync(model)
-            return value.detach()
-
-        optimizer.step(closure)
-
-
 @kind(plain="error", plain_cause=UNFINISHED)
 def lbfgs_skipping(loop: Loop) -> None:
-    """The same with other blocks left out in each call."""
+    """A closure that is called several times in a step, and leaves other blocks out each time."""
     model, calls = loop.wrap(Blocks()), [0]
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     for step in loop.steps(3):
@@ -133,26 +91,9 @@ def lbfgs_skipping(loop: Loop) -> None:
         optimizer.step(closure)
 
 
-@kind(three=True)
-def lightning_closure(loop: Loop) -> None:
-    """Forward and backward within the optimizer's step."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model, momentum=0.9)
-    for step in loop.steps():
-
-        def closure(step: int = step) -> Any:
-            optimizer.zero_grad()
-            value = loss(model(loop.batch(step)))
-            value.backward()
-            loop.sync(model)
-            return value
-
-        optimizer.step(closure)
-
-
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def lightning_closure_skipping(loop: Loop) -> None:
-    """The same with blocks left out."""
+    """Forward and backward within the optimizer's step, blocks are left out."""
     model = loop.wrap(Blocks())
     optimizer = sgd(model)
     for step in loop.steps():
@@ -208,48 +149,6 @@ def sam(loop: Loop) -> None:
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
-def sam_skipping(loop: Loop) -> None:
-    """The same with blocks left out, others in the second forward."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.sync(model)
-        with torch.no_grad():
-            up = [torch.zeros_like(p) if p.grad is None else 0.05 * p.grad for p in model.parameters()]
-            torch._foreach_add_(list(model.parameters()), up)
-        optimizer.zero_grad()
-        loss(model(loop.batch(step), uneven(loop.rank, step + 1))).backward()
-        loop.sync(model)
-        with torch.no_grad():
-            torch._foreach_sub_(list(model.parameters()), up)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-@kind(three=True)
-def sam_without_sync(loop: Loop) -> None:
-    """SAM as its authors advise: each rank climbs by its own gradient, under no_sync."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
-        with model.no_sync():
-            loss(model(loop.batch(step))).backward()
-        up = [0.05 * p.grad for p in model.parameters()]
-        was = [p.detach().clone() for p in model.parameters()]
-        with torch.no_grad():
-            torch._foreach_add_(list(model.parameters()), up)
-        optimizer.zero_grad()
-        loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        with torch.no_grad():
-            for p, old in zip(model.parameters(), was):
-                p.copy_(old)
-        optimizer.step()
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
 def zero_redundancy(loop: Loop) -> None:
     """ZeroRedundancyOptimizer on a model that leaves blocks out: its shards are broadcast within the step."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -258,17 +157,6 @@ def zero_redundancy(loop: Loop) -> None:
     optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
     for step in loop.trained(model, optimizer=optimizer):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-
-
-@kind()
-def zero_redundancy_full(loop: Loop) -> None:
-    """ZeroRedundancyOptimizer on a model that uses all of its parameters."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    model = loop.wrap(mlp())
-    optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
-    for step in loop.trained(model, optimizer=optimizer):
-        loss(model(loop.batch(step))).backward()
 
 
 @kind(plain="parts", ours="plain", cause="", needs=("2.1",))
@@ -319,71 +207,6 @@ def step_in_backward(loop: Loop) -> None:
         loop.sync(model)
         if loop.hand:
             optimizer.step()
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def two_optimizers_for_two_parts(loop: Loop) -> None:
-    """Each part of the model has an optimizer; they step in turn, and the other part gets no gradient."""
-    model = loop.wrap(_Parts())
-    optimizers = [sgd(model.module.a), torch.optim.Adam(model.module.b.parameters(), lr=0.01)]
-    for step in loop.steps(6):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss(model(loop.batch(step), step % 2 == 0)).backward()
-        loop.update(optimizers[step % 2], model)
-
-
-class _Parts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = mlp(), mlp()
-
-    def forward(self, x: torch.Tensor, first: bool) -> torch.Tensor:
-        return self.a(x) if first else self.b(x)
-
-
-@kind()
-def two_optimizers_of_all(loop: Loop) -> None:
-    """Two optimizers over the same parameters step one after the other."""
-    model = loop.wrap(mlp())
-    optimizers = [sgd(model), torch.optim.Adam(model.parameters(), lr=0.001)]
-    for step in loop.steps():
-        model.zero_grad()
-        loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        for optimizer in optimizers:
-            optimizer.step()
-
-
-@kind(three=True)
-def averaged_weights(loop: Loop) -> None:
-    """SWA and a schedule of rates; the averaged model is a deep copy of the wrapped one."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(step / 4)))
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    loop.track(averaged)
-    for step in loop.steps():
-        optimizer.zero_grad()
-        loss(model(loop.batch(step))).backward()
-        loop.update(optimizer, model)
-        schedule.step()
-        averaged.update_parameters(model)
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def reptile(loop: Loop) -> None:
-    """First-order meta-learning: some steps on a task, which leaves blocks out, then back by half the way."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(3):
-        was = copy.deepcopy(model.module.state_dict())
-        for turn in range(2):
-            optimizer.zero_grad()
-            loss(model(loop.batch(step, turn), uneven(loop.rank, step + turn))).backward()
-            loop.update(optimizer, model)
-        now = model.module.state_dict()
-        model.module.load_state_dict({name: 0.5 * was[name] + 0.5 * now[name] for name in was})
 
 
 @kind(plain="error", plain_cause=UNFINISHED)

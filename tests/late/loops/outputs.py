@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Sequence
 
 import torch
 from torch import nn
@@ -42,15 +41,6 @@ def three_heads(loop: Loop) -> None:
             loss(output).backward()
 
 
-@kind(three=True)
-def heads_in_reverse(loop: Loop) -> None:
-    """The last output's loss comes first, in every second step."""
-    for model, step in loop.training(Apart(3)):
-        outputs = list(model(loop.batch(step)))
-        for output in outputs if step % 2 else outputs[::-1]:
-            loss(output).backward()
-
-
 @kind()
 def heads_in_another_order_on_each_rank(loop: Loop) -> None:
     """Ranks have backwards of the same outputs in another order."""
@@ -63,17 +53,13 @@ def heads_in_another_order_on_each_rank(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def one_head_in_some_steps(loop: Loop) -> None:
     """The second loss is left out in every second step, on all ranks; both have a backward of their own."""
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps(6):
-        optimizer.zero_grad()
+    for model, step in loop.training(Apart(2), count=6):
         first, second = model(loop.batch(step))
         loss(first).backward()
         loop.sync(model)
         if step % 2 == 0:
             loss(second).backward()
             loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, ours="either", cause="ddpfix:|[Tt]imed out|Connection closed", three=True)
@@ -116,21 +102,6 @@ def _more_backwards(loop: Loop, ranks: Dict[int, int]) -> None:
 
 
 @kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection closed", three=True)
-def heads_asymmetric(loop: Loop) -> None:
-    """Each rank uses another head in one backward of a sum."""
-    for model, step in loop.training(Heads(3)):
-        outputs = model(loop.batch(step))
-        (loss(outputs[0]) + loss(outputs[1 + (loop.rank + step) % 2])).backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED, three=True)
-def task_per_step(loop: Loop) -> None:
-    """Multi-task learning: a task, and with it a head, each step."""
-    for model, step in loop.training(Heads(3), count=6):
-        loss(model(loop.batch(step), [step % 3])[0]).backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection closed", three=True)
 def task_per_rank(loop: Loop) -> None:
     """Each rank trains a task of its own, with a head that the others never use."""
     for model, step in loop.training(Heads(3)):
@@ -140,14 +111,10 @@ def task_per_rank(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED + "|" + TWICE, three=True)
 def tasks_accumulated(loop: Loop) -> None:
     """A forward and a backward for each task, then one step, without no_sync."""
-    model = loop.wrap(Heads(3))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Heads(3)):
         for task in range(3):
             loss(model(loop.batch(step, task), [task])[0]).backward()
             loop.sync(model)
-        optimizer.step()
 
 
 @kind(three=True)
@@ -167,34 +134,15 @@ def aside_before(loop: Loop) -> None:
         loss(output).backward()
 
 
-@kind()
-def aside_added(loop: Loop) -> None:
-    """The auxiliary loss is added to the main one."""
-    for model, step in loop.training(Aside()):
-        (loss(model(loop.batch(step))) + model.module.own).backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def aside_in_some_steps(loop: Loop) -> None:
-    """The auxiliary loss is added in every second step."""
-    for model, step in loop.training(Aside()):
-        value = loss(model(loop.batch(step)))
-        (value + model.module.own if step % 2 else value).backward()
-
-
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def aside_after_a_step_without(loop: Loop) -> None:
     """The auxiliary loss has its own backward from the second step on."""
-    model = loop.wrap(Aside())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
+    for model, step in loop.training(Aside()):
         loss(model(loop.batch(step))).backward()
         loop.sync(model)
         if step:
             model.module.own.backward()
             loop.sync(model)
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -253,27 +201,6 @@ def two_losses_skipping(loop: Loop) -> None:
         second.abs().mean().backward()
 
 
-@kind(plain="error", plain_cause=UNFINISHED)
-def outputs_kept_over_steps(loop: Loop) -> None:
-    """A history of outputs keeps their graphs, and one output of two is trained on."""
-    model = loop.wrap(Apart(2))
-    history: List[Any] = []
-    for step in loop.trained(model):
-        history.append(model(loop.batch(step)))
-        loss(history[-1][step % 2]).backward()
-
-
-@kind()
-def losses_kept_over_steps(loop: Loop) -> None:
-    """Losses are summed for the log with their graphs."""
-    model, total = loop.wrap(mlp()), torch.zeros(())
-    for step in loop.trained(model):
-        value = loss(model(loop.batch(step)))
-        total = total + value
-        value.backward()
-    assert total.requires_grad
-
-
 @dataclass
 class Made:
     main: Any
@@ -281,11 +208,8 @@ class Made:
     parts: Any
 
 
-Pair = namedtuple("Pair", ["main", "spare"])
-
-
 class _Shaped(nn.Module):
-    """Puts outputs in a dataclass, a namedtuple or a dict; the spare one is used in some steps only."""
+    """Puts outputs in a dataclass, a dict or an object; the spare one is used in some steps only."""
 
     def __init__(self, shape: Any) -> None:
         super().__init__()
@@ -312,14 +236,6 @@ def outputs_in_a_dataclass(loop: Loop) -> None:
         (loss(made.parts["b"][0]) + (loss(made.spare) if (step + loop.rank) % 2 else 0)).backward()
 
 
-@kind(plain="error", plain_cause=UNFINISHED)
-def outputs_in_a_namedtuple(loop: Loop) -> None:
-    """Outputs in a namedtuple, one of them used in some steps."""
-    for model, step in loop.training(_Shaped(Pair)):
-        made = model(loop.batch(step))
-        (loss(made.main) + (loss(made.spare) if step % 2 else 0)).backward()
-
-
 @kind(three=True)
 def outputs_in_a_dict(loop: Loop) -> None:
     """Outputs in a dict, all used, each with a backward of its own."""
@@ -342,25 +258,6 @@ def outputs_in_an_object(loop: Loop) -> None:
     for model, step in loop.training(_Shaped(_Opaque)):
         made = model(loop.batch(step))
         (loss(made.main) + (loss(made.spare) if step % 2 else 0)).backward()
-
-
-class _Losing(nn.Module):
-    """Computes its loss itself and returns a dict with numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = Heads()
-
-    def forward(self, x: torch.Tensor, task: int) -> Any:
-        value = loss(self.net(x, [task])[0])
-        return {"loss": value, "log": float(value.detach())}
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def model_returns_its_loss(loop: Loop) -> None:
-    """The model returns a scalar loss, which the loop weighs."""
-    for model, step in loop.training(_Losing()):
-        (0.5 * model(loop.batch(step), (step + loop.rank) % 2)["loss"]).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -432,14 +329,6 @@ def parameter_among_outputs(loop: Loop) -> None:
     for model, step in loop.training(_Returning()):
         output, scale, same = model(loop.batch(step).requires_grad_(), step % 2)
         (loss(output * scale) + same.mean()).backward()
-
-
-@kind(three=True)
-def same_output_in_two_losses(loop: Loop) -> None:
-    """One output reaches the loss in three ways, through a view and a chunk of it as well."""
-    for model, step in loop.training(mlp()):
-        output = model(loop.batch(step))
-        (loss(output) + output.view(-1)[3] + sum(piece.mean() for piece in output.chunk(2))).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)

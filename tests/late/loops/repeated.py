@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Tuple
 
 import torch
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, kind
-from tests.late.loops.loop import SIZE, Loop, sgd
+from tests.late.loops.loop import Loop, sgd
 from tests.late.loops.tiny_model import Apart, Aside, Blocks, Heads, loss, mlp, uneven
 
 STEPS = 9
@@ -192,30 +192,3 @@ def repeated_then_another_model(loop: Loop) -> None:
             output = other(output, unused(loop.rank, step + 1))
         loss(output).backward()
         loop.update(optimizer, model, *others)
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def repeated_then_frozen(loop: Loop) -> None:
-    """A block is frozen after some steps, and thawed again."""
-    for model, step in loop.training(Blocks(), count=STEPS):
-        model.module.blocks[1].requires_grad_(step not in (OTHER, OTHER + 1))
-        loss(model(loop.batch(step))).backward()
-
-
-class Pair(torch.nn.Module):
-    """Returns more than its output: a structure, and a tensor that needs no gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = Blocks()
-
-    def forward(self, x: torch.Tensor, skips: Tuple[int, ...] = ()) -> Any:
-        y = self.blocks(x, skips)
-        return {"output": [y, y.detach()], "size": SIZE}
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def repeated_with_a_structure_then_unused(loop: Loop) -> None:
-    """Outputs lie in a structure."""
-    for model, step in loop.training(Pair(), count=STEPS):
-        loss(model(loop.batch(step), unused(loop.rank, step))["output"][0]).backward()

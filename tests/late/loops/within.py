@@ -85,11 +85,8 @@ def within_all_used(loop: Loop) -> None:
     """One backward within the forward, of every parameter."""
     blocks = Blocks()
     model = loop.wrap(Within(blocks))
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for step in loop.trained(model, count=STEPS):
         step_within(loop, model, lambda s=step: prepared(loop, model, loss(blocks(loop.batch(s)))))  # type: ignore[misc]
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True, needs=FINALIZED)
@@ -97,12 +94,9 @@ def within_other_blocks_on_each_rank(loop: Loop) -> None:
     """Each rank leaves other blocks out, and the optimizer steps after the forward."""
     blocks = Blocks()
     model = loop.wrap(Within(blocks))
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad()
+    for step in loop.trained(model, count=STEPS):
         used = uneven(loop.rank, step)
         step_within(loop, model, lambda s=step, u=used: prepared(loop, model, loss(blocks(loop.batch(s), u))))  # type: ignore[misc]
-        optimizer.step()
 
 
 @kind(plain="right")
@@ -170,16 +164,13 @@ def within_now_and_then(loop: Loop) -> None:
     """Some steps have their backward within the forward, others after it."""
     blocks = Blocks()
     model = loop.wrap(Within(blocks))
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS + 2):
-        optimizer.zero_grad()
+    for step in loop.trained(model, count=STEPS + 2):
         used = uneven(loop.rank, step)
         if step % 2:
             loss(model(lambda s=step, u=used: blocks(loop.batch(s), u))).backward()  # type: ignore[misc]
             loop.sync(model)
         else:
             step_within(loop, model, lambda s=step, u=used: prepared(loop, model, loss(blocks(loop.batch(s), u))))  # type: ignore[misc]
-        optimizer.step()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, needs=FINALIZED)
@@ -187,13 +178,10 @@ def within_after_usual_steps(loop: Loop) -> None:
     """Steps like most come first, so that outputs are only marked when the first backward runs within a forward."""
     blocks = Blocks()
     model = loop.wrap(Within(blocks))
-    optimizer = sgd(model)
-    for step in loop.steps(STEPS + 4):
-        optimizer.zero_grad()
+    for step in loop.trained(model, count=STEPS + 4):
         if step < 5:
             loss(model(lambda s=step: blocks(loop.batch(s)))).backward()  # type: ignore[misc]
             loop.sync(model)
         else:
             used = uneven(loop.rank, step)
             step_within(loop, model, lambda s=step, u=used: prepared(loop, model, loss(blocks(loop.batch(s), u))))  # type: ignore[misc]
-        optimizer.step()
