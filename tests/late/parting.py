@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from torch import distributed, nn
@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 Record = Dict[str, Any]
@@ -146,8 +146,8 @@ def adapted(record: Record) -> None:
     train(record, model, optimizer, between=between)
 
 
-def _head(same: bool = True) -> Any:
-    torch.manual_seed(1 if same else 1 + distributed.get_rank())
+def _head() -> Any:
+    torch.manual_seed(1)
     return nn.Linear(2, 2)
 
 
@@ -180,26 +180,6 @@ def head_averaged(record: Record) -> None:
 def head_broadcast(record: Record) -> None:
     """The program takes the first rank's values after each step."""
     _with_head(record, _head(), broadcast=True)
-
-
-def experts(record: Record) -> None:
-    """Each rank has one of its own."""
-    _with_head(record, _head(same=False))
-
-
-def adapted_copies(record: Record) -> None:
-    """Each rank adapts a copy of the module, with an optimizer for it."""
-    model = wrapped()
-
-    def between(step: int) -> None:
-        own = copy.deepcopy(model.module)
-        inner = torch.optim.SGD(own.parameters(), lr=0.05)
-        for number in range(3):
-            inner.zero_grad()
-            own(batch(step + number)).pow(2).mean().backward()
-            inner.step()
-
-    train(record, model, sgd(model), between=between)
 
 
 def _past_and(record: Record, spread: Callable[[Any], Any]) -> None:
@@ -302,34 +282,6 @@ def healthy(record: Record) -> None:
     train(record, model, optimizer, between=lambda step: scheduler.step())
 
 
-def accumulated(record: Record) -> None:
-    """Two micro-batches a step, and clipping."""
-    model = wrapped()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(STEPS):
-        with model.no_sync():
-            model(batch(step)).sum().backward()
-        model(batch(step + 100)).sum().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
-        note(record, model)
-
-
-def local_sgd(record: Record) -> None:
-    """Three steps on gradients of each rank, then parameters are averaged."""
-    model = wrapped()
-
-    def between(step: int) -> None:
-        if step % 3 == 2:
-            for parameter in model.parameters():
-                distributed.all_reduce(parameter.data)
-                parameter.data /= distributed.get_world_size()
-
-    with model.no_sync():
-        train(record, model, sgd(model), between=between)
-
-
 def own_hook(record: Record) -> None:
     """A communication hook that leaves each rank its own gradients."""
     model = wrapped()
@@ -343,27 +295,6 @@ def own_hook(record: Record) -> None:
     train(record, model, sgd(model))
 
 
-def post_local_sgd(record: Record) -> None:
-    """torch's own local SGD: parameters are averaged every fourth step."""
-    model = wrapped()
-    own_rank = [distributed.new_group([rank]) for rank in range(2)][distributed.get_rank()]
-    model.register_comm_hook(PostLocalSGDState(None, own_rank, 2), post_localSGD_hook)
-    averager = PeriodicModelAverager(period=4, warmup_steps=2)
-    train(record, model, PostLocalSGDOptimizer(sgd(model), averager))
-
-
-def compressed(record: Record) -> None:
-    """Gradients in half precision, the same on all ranks."""
-    model = wrapped()
-    model.register_comm_hook(None, fp16_compress_hook)
-    train(record, model, sgd(model))
-
-
-def compressed_parts(record: Record) -> None:
-    """One of torch's hooks hides nothing."""
-    changed(record, fp16_compress_hook)
-
-
 def joined(record: Record) -> None:
     """One rank has fewer batches, twice."""
     model = wrapped()
@@ -373,35 +304,18 @@ def joined(record: Record) -> None:
             train(record, model, optimizer, steps=6 if second_rank() else 8)
 
 
-def zero(record: Record) -> None:
-    """Each rank's inner optimizer has another part of the parameters."""
+def post_local_sgd(record: Record) -> None:
+    """torch's own local SGD: parameters are averaged every fourth step."""
     model = wrapped()
-    train(record, model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))
+    own_rank = [distributed.new_group([rank]) for rank in range(2)][distributed.get_rank()]
+    model.register_comm_hook(PostLocalSGDState(None, own_rank, 2), post_localSGD_hook)
+    averager = PeriodicModelAverager(period=4, warmup_steps=2)
+    train(record, model, PostLocalSGDOptimizer(sgd(model), averager))
 
 
-def adversarial(record: Record) -> None:
-    """Two models wrapped apart, the first trained through the second."""
-    maker, judge = wrapped(), DistributedDataParallel(nn.Linear(2, 1))
-    optimizers: List[Any] = [sgd(maker), sgd(judge)]
-    for step in range(STEPS):
-        for optimizer in optimizers:
-            maker.zero_grad()
-            judge.zero_grad()
-            judge(maker(batch(step))).pow(2).mean().backward()
-            optimizer.step()
-        note(record, maker, judge)
-
-
-def kept_average(record: Record) -> None:
-    """An average of the weights beside the model, on one rank only."""
-    model = wrapped()
-    average = copy.deepcopy(model.module) if second_rank() else None
-
-    def between(step: int) -> None:
-        for kept, new in zip(average.parameters() if average is not None else (), model.module.parameters()):
-            kept.data.lerp_(new.data, 0.1)
-
-    train(record, model, sgd(model), between=between)
+def compressed_parts(record: Record) -> None:
+    """One of torch's hooks hides nothing."""
+    changed(record, fp16_compress_hook)
 
 
 def in_backward(record: Record) -> None:
@@ -416,46 +330,11 @@ def in_backward(record: Record) -> None:
         note(record, model)
 
 
-def no_key(record: Record) -> None:
-    """An optimizer that cannot be the key of a dictionary."""
-
-    class Equal(torch.optim.SGD):
-        __hash__ = None  # type: ignore[assignment]
-
-        def __eq__(self, other: object) -> bool:
-            return False
-
-    model = wrapped()
-    train(record, model, Equal(model.parameters(), lr=0.1))
-
-
-def own_numbers(record: Record) -> None:
-    """Ranks keep numbers of their own in the groups, and a rate for what is theirs alone."""
-    model, own = wrapped(), _head()
-    rate = 0.01 + 0.01 * distributed.get_rank()
-    optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": own.parameters(), "lr": rate}], lr=0.1)
-    optimizer.param_groups[0]["seed"] = distributed.get_rank()
-    train(record, model, optimizer, forward=lambda inputs: own(model(inputs)))
-
-
 def _add_noise(parameters: Any) -> None:
     generator = torch.Generator().manual_seed(distributed.get_rank())
     with torch.no_grad():
         for each in parameters:
             each.add_(torch.randn(each.shape, generator=generator), alpha=0.01)
-
-
-def noise_in_the_step(record: Record) -> None:
-    """An optimizer of the program's own does it."""
-
-    class Noisy(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-            result = super().step(closure)
-            _add_noise(each for group in self.param_groups for each in group["params"])
-            return result
-
-    model = wrapped()
-    train(record, model, Noisy(model.parameters(), lr=0.1))
 
 
 def noise_in_a_hook(record: Record) -> None:
@@ -477,21 +356,3 @@ def noise_in_gradients(record: Record) -> None:
         optimizer.step()
         optimizer.zero_grad()
         note(record, model)
-
-
-def counted_by_a_mode(record: Record) -> None:
-    """A mode counts the functions of torch that the loop calls."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Counting(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            counted[0] += 1
-            return function(*args, **(kwargs or {}))
-
-    model, counted = wrapped(), [0]
-    optimizer = sgd(model)
-    # DDP logs its first iterations in functions of torch, too.
-    train(record, model, optimizer, steps=3)
-    with Counting():
-        train(record, model, optimizer, steps=6)
-    record["steps"].append(counted)
