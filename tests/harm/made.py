@@ -58,6 +58,14 @@ def batches(rank: int, steps: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]
         yield x, x[:, :2].sin()
 
 
+def steps(optimizer: Any, rank: int, count: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    """Yield batches of this rank's own: gradients are reset before each, and the optimizer steps after it."""
+    for batch in batches(rank, count):
+        optimizer.zero_grad()
+        yield batch
+        optimizer.step()
+
+
 def fit(model: Any, rank: int, steps: int = 5, optimizer: Optional[Any] = None, **how: Any) -> float:
     """Train a model and return the last loss.
 

@@ -60,44 +60,6 @@ def point_to_point_after_training(rank, size):
 
 
 @program(ranks=3, slow=True)
-def batched_point_to_point(rank, size):
-    box = [one(0) for _ in range(size)]
-    if rank == 2:
-        time.sleep(LATE)
-    if rank == 0:
-        todo = [dist.P2POp(dist.irecv, box[each], each) for each in (1, 2)]
-    else:
-        todo = [dist.P2POp(dist.isend, one(rank), 0)]
-    for work in dist.batch_isend_irecv(todo):
-        work.wait()
-    return box if rank == 0 else None
-
-
-@program(ranks=3, slow=True)
-def objects_gathered_point_to_point(rank, size):
-    if rank:
-        time.sleep(LATE if rank == 1 else 0)
-        dist.send_object_list([{"rank": rank}], dst=0)
-        return None
-    found = []
-    for source in (2, 1):
-        box = [None]
-        dist.recv_object_list(box, src=source)
-        found.append(box)
-    return found
-
-
-@program(ranks=3, slow=True)
-def receive_from_any(rank, size):
-    if rank:
-        time.sleep(LATE if rank == 2 else 0)
-        dist.send(one(rank), 0)
-        return None
-    box = one(0)
-    return [(dist.recv(box), box.tolist()) for _ in range(2)]
-
-
-@program(ranks=3, slow=True)
 def group_of_two_while_the_third_is_done(rank, size):
     """An async broadcast that is never waited for, then a late peer in a group of two."""
     pair = dist.new_group([0, 2])
@@ -174,15 +136,6 @@ def thread_pool_on_the_first_rank(rank, size):
         return None
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(receive).result()
-
-
-@program(slow=True)
-def gather_with_a_slow_reader(rank, size):
-    parts = [one(0) for _ in range(size)] if rank == 0 else None
-    if rank == 1:
-        time.sleep(LATE)
-    dist.gather(one(rank), parts, dst=0)
-    return parts
 
 
 class Kept(contextlib.AbstractContextManager):

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from torch.utils.data import DataLoader
 
-from tests.harm.made import batches, fit, fitted, net, state
+from tests.harm.made import batches, fit, fitted, net, state, steps
 from tests.harm.program import program
 
 CALLS = {
@@ -184,12 +184,9 @@ class Watched(torch.Tensor):
 
 def batches_of_a_tensor_subclass(rank, size):
     wrapped = DDP(net())
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-    for x, y in batches(rank, 3):
-        optimizer.zero_grad()
+    for x, y in steps(torch.optim.SGD(wrapped.parameters(), 0.1), rank, 3):
         loss = (wrapped(x.as_subclass(Watched), other=True) - y).pow(2).mean()
         loss.backward()
-        optimizer.step()
     return Watched.seen, type(loss).__name__, state(wrapped)
 
 

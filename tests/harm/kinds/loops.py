@@ -10,54 +10,42 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 from tests.harm.kinds.draws import PACKAGE, SKIPS, Encoder
-from tests.harm.made import batches, fit, net, state, two
+from tests.harm.made import batches, fit, net, state, steps, two
 from tests.harm.program import program
 
 
 @program(sample=True)
 def backward_for_each_head(rank, size):
     wrapped = DDP(two(0))
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
-    for x, y in batches(rank, 30):
-        optimizer.zero_grad()
+    for x, y in steps(torch.optim.SGD(wrapped.parameters(), 0.05), rank, 30):
         left, right = wrapped(x)
         (left - y).pow(2).mean().backward()
         (right + y).pow(2).mean().backward()
-        optimizer.step()
     return state(wrapped)
 
 
 def all_gradients_by_one_of_two_backwards(rank, size):
     wrapped = DDP(two(0), find_unused_parameters=True)
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
-    for step, (x, y) in enumerate(batches(rank, 30)):
-        optimizer.zero_grad()
+    for step, (x, y) in enumerate(steps(torch.optim.SGD(wrapped.parameters(), 0.05), rank, 30)):
         left, right = wrapped(x)
         ((left if step % 2 else right) - y).pow(2).mean().backward()
-        optimizer.step()
     return state(wrapped)
 
 
 def branch_by_rank_with_the_flag(rank, size):
     wrapped = DDP(net(), find_unused_parameters=True)
-    optimizer = torch.optim.Adam(wrapped.parameters(), 0.01)
-    for step, (x, y) in enumerate(batches(rank, 30)):
-        optimizer.zero_grad()
+    for step, (x, y) in enumerate(steps(torch.optim.Adam(wrapped.parameters(), 0.01), rank, 30)):
         (wrapped(x, other=(step + rank) % 2 == 0) - y).pow(2).mean().backward()
-        optimizer.step()
     return state(wrapped)
 
 
 def gradient_penalty(rank, size):
     wrapped = DDP(net())
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
-    for x, y in batches(rank, 10):
-        optimizer.zero_grad()
+    for x, y in steps(torch.optim.SGD(wrapped.parameters(), 0.05), rank, 10):
         x = x.requires_grad_()
         out = wrapped(x, other=True)
         slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
         ((out - y).pow(2).mean() + slope.pow(2).sum() * 0.1).backward()
-        optimizer.step()
     return state(wrapped)
 
 
@@ -109,9 +97,7 @@ class Around(nn.Module):
 def reentrant_checkpoints_that_hide_nothing_beside_the_flag(rank, size):
     torch.manual_seed(0)
     wrapped = DDP(Around(), find_unused_parameters=True)
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
-    for step, (x, y) in enumerate(batches(rank, 12)):
-        optimizer.zero_grad()
+    for step, (x, y) in enumerate(steps(torch.optim.SGD(wrapped.parameters(), 0.05), rank, 12)):
         loss = (wrapped(x) - y).pow(2).mean()
         loss.backward(retain_graph=True)
         if step % 3 == 2:
@@ -122,7 +108,6 @@ def reentrant_checkpoints_that_hide_nothing_beside_the_flag(rank, size):
                 more = each.grad - gradient
                 dist.all_reduce(more)
                 each.grad = gradient + more / size
-        optimizer.step()
     return state(wrapped)
 
 

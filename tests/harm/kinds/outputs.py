@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import batches, state
+from tests.harm.made import batches, state, steps
 from tests.harm.program import program
 
 
@@ -20,7 +20,7 @@ def net():
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def trained(make, loss_of, rank, steps=8, **how):
+def trained(make, loss_of, rank, count=8, **how):
     """Train a model whose output ``make`` has made of a tensor; ``loss_of`` takes the output apart."""
     torch.manual_seed(0)
 
@@ -29,11 +29,8 @@ def trained(make, loss_of, rank, steps=8, **how):
             return make(super().forward(x))
 
     wrapped = DDP(Model(4, 4), **how)
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-    for x, _ in batches(rank, steps):
-        optimizer.zero_grad()
+    for x, _ in steps(torch.optim.SGD(wrapped.parameters(), 0.1), rank, count):
         loss_of(wrapped(x)).square().mean().backward()
-        optimizer.step()
     return state(wrapped)
 
 
@@ -164,7 +161,7 @@ def output_has_a_large_list(rank, size):
     """Lists of 150,000 numbers beside the tensor: a step is as quick as in plain torch."""
     numbers = [[0.5] * 500 for _ in range(300)]
     begun = time.perf_counter()
-    found = trained(lambda h: (numbers, h), lambda both: both[1], rank, steps=50)
+    found = trained(lambda h: (numbers, h), lambda both: both[1], rank, count=50)
     # A walk through all of it takes a second and more.
     return found, time.perf_counter() - begun < 1.0
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import batches, fit, net, state, stepped
+from tests.harm.made import batches, fit, net, state, stepped, steps
 from tests.harm.program import program
 
 STEPS = 260
@@ -43,11 +43,8 @@ def rate_of_its_own_table(rank, size):
     wrapped = DDP(net())
     table = nn.Parameter(torch.zeros(5))
     groups = [{"params": wrapped.parameters()}, {"params": [table], "lr": 0.02 + 0.005 * rank}]
-    optimizer = torch.optim.SGD(groups, 0.05)
-    for x, y in batches(rank, STEPS):
-        optimizer.zero_grad()
+    for x, y in steps(torch.optim.SGD(groups, 0.05), rank, STEPS):
         ((wrapped(x, other=True) - y).pow(2).mean() + (table - rank).pow(2).sum()).backward()
-        optimizer.step()
     return state(wrapped), table
 
 
@@ -68,11 +65,8 @@ def numbers_that_an_optimizer_keeps(rank, size):
 def personal_heads_beside_a_shared_trunk(rank, size):
     torch.manual_seed(rank)
     trunk, head = DDP(net()), nn.Linear(2, 1 + rank)
-    optimizer = torch.optim.SGD([*trunk.parameters(), *head.parameters()], 0.02)
-    for x, _ in batches(rank, STEPS):
-        optimizer.zero_grad()
+    for x, _ in steps(torch.optim.SGD([*trunk.parameters(), *head.parameters()], 0.02), rank, STEPS):
         head(trunk(x, other=True)).pow(2).mean().backward()
-        optimizer.step()
     return state(trunk), state(head)
 
 
@@ -97,11 +91,8 @@ def personal_part_inside_that_ddp_ignores(rank, size):
     names = [name for name, _ in model.named_parameters() if name.startswith("mine")]
     DDP._set_params_and_buffers_to_ignore_for_model(model, names)
     wrapped = DDP(model)
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
-    for x, y in batches(rank, STEPS):
-        optimizer.zero_grad()
+    for x, y in steps(torch.optim.SGD(wrapped.parameters(), 0.05), rank, STEPS):
         (model.mine(wrapped(x, other=True)) - y).pow(2).mean().backward()
-        optimizer.step()
     return state(wrapped)
 
 

@@ -117,12 +117,3 @@ def last_rank_leaves_the_group_last(rank, size):
 
         time.sleep(2)
     return state(wrapped)
-
-
-def made_up_batches_from_one_seed(rank, size):
-    """A test of a loop: every rank draws the same batches."""
-    wrapped = DDP(net())
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
-    for x, y in batches(0, 6):
-        stepped(wrapped, optimizer, x, y, other=True)
-    return state(wrapped)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import CheckpointFunction
 
-from tests.harm.made import batches, fit, net, state
+from tests.harm.made import fit, net, state, steps
 from tests.harm.program import program
 
 
@@ -42,12 +42,9 @@ def recomputed(rank, function, **how):
     torch.manual_seed(0)
     wrapped = DDP(Recomputed(function), **how)
     fit_loss = []
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-    for x, _ in batches(rank, 4):
-        optimizer.zero_grad()
+    for x, _ in steps(torch.optim.SGD(wrapped.parameters(), 0.1), rank, 4):
         loss = wrapped(x).pow(2).mean()
         loss.backward()
-        optimizer.step()
         fit_loss.append(loss.detach())
     return fit_loss, state(wrapped)
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.harm.made import batches, fit, fitted, net, state, two
+from tests.harm.made import batches, fit, fitted, net, state, steps, two
 from tests.harm.program import program, script
 
 
@@ -218,13 +218,10 @@ def models_wrapped_in_two_threads(rank, size):
     def train(index):
         time.sleep(0.05 * (index if rank else 1 - index))
         wrapped = DDP(models[index], process_group=groups[index])
-        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-        for x, y in batches(rank + 10 * index, 20):
-            optimizer.zero_grad()
+        for x, y in steps(torch.optim.SGD(wrapped.parameters(), 0.1), rank + 10 * index, 20):
             left, right = wrapped(x)
             (left - y).pow(2).mean().backward()
             (right + y).pow(2).mean().backward()
-            optimizer.step()
         return state(wrapped)
 
     return in_threads(train)
@@ -256,12 +253,9 @@ def heads_wrapped_at_the_same_time(rank, size):
     def train(index):
         flag = {"find_unused_parameters": False} if index else {}
         wrapped = DDP(models[index], process_group=groups[index], **flag)
-        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-        for x, _ in batches(rank + 10 * index, 10):
-            optimizer.zero_grad()
+        for x, _ in steps(torch.optim.SGD(wrapped.parameters(), 0.1), rank + 10 * index, 10):
             for each in wrapped(x):
                 each.pow(2).mean().backward()
-            optimizer.step()
         return state(wrapped)
 
     return in_threads(train)
@@ -274,12 +268,9 @@ def wrapped_while_another_trains(rank, size):
     def train(index):
         time.sleep(0.3 * index * (rank + 1))
         wrapped = DDP(models[index], process_group=groups[index])
-        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-        for x, _ in batches(rank + 10 * index, 200 - 180 * index):
-            optimizer.zero_grad()
+        for x, _ in steps(torch.optim.SGD(wrapped.parameters(), 0.1), rank + 10 * index, 200 - 180 * index):
             outputs = wrapped(x) if index else [wrapped(x, other=True)]
             sum(each.pow(2).mean() for each in outputs).backward()
-            optimizer.step()
         return state(wrapped)
 
     return in_threads(train)
