@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Dict
 
 import pytest
 
@@ -59,16 +60,14 @@ class Checker:
         assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
 
 
-def test_each_module_is_reported_once_and_when_it_is_complete(check: Checker) -> None:
-    check("""
+# A program that looks at modules of the stubs, by what it shows.
+PROGRAMS: Dict[str, str] = {
+    "each module is reported once and when it is complete": """
         hook.imported = lambda module: seen.append((module.__name__, bool({"VALUE", "Kind"} & set(vars(module)))))
         import stub, stub.part, stub
         assert seen == [("stub.part", True), ("stub", True)], seen
-    """)
-
-
-def test_spec_and_loader_are_the_original_ones(check: Checker) -> None:
-    check("""
+    """,
+    "spec and loader are the original ones": """
         import stub.part, pickle, copy
         from importlib.machinery import ModuleSpec, SourceFileLoader
         spec = stub.part.__spec__
@@ -77,11 +76,8 @@ def test_spec_and_loader_are_the_original_ones(check: Checker) -> None:
         assert spec.loader == SourceFileLoader("stub.part", spec.origin)
         assert pickle.loads(pickle.dumps(stub.part.function)) is stub.part.function
         copy.copy(spec)
-    """)
-
-
-def test_inspect_pkgutil_and_resources(check: Checker) -> None:
-    check("""
+    """,
+    "inspect pkgutil and resources": """
         import inspect, pkgutil, stub, linecache
         assert "return x + 1" in inspect.getsource(stub.part.function)
         assert inspect.getsource(stub.part).startswith("def function")
@@ -97,19 +93,8 @@ def test_inspect_pkgutil_and_resources(check: Checker) -> None:
         importlib.invalidate_caches()
         from importlib import metadata
         assert metadata.version("torch") == "0.1.0"
-    """)
-
-
-def test_runpy_of_a_watched_module(installed: Place, stubs: Path) -> None:
-    """``python -m stub.run``: the code runs as __main__, which is not imported, but its package is."""
-    unpatched = installed.run("-m", "torch.tool", "a")
-    assert unpatched.stdout == "__main__ torch.tool ['a']\n"
-    done = installed.run("-m", "torch.tool", "a", DDPFIX="1")
-    assert (done.returncode, done.stdout, done.stderr) == (0, unpatched.stdout, "")
-
-
-def test_runpy_inside_a_process(check: Checker) -> None:
-    check("""
+    """,
+    "runpy inside a process": """
         import runpy, io, contextlib
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
@@ -117,11 +102,8 @@ def test_runpy_inside_a_process(check: Checker) -> None:
             runpy.run_path("stub/part.py")
         assert out.getvalue().startswith("__main__ stub.run"), out.getvalue()
         assert seen == ["stub.part", "stub"] and "stub.run" not in sys.modules, seen
-    """)
-
-
-def test_looking_for_a_module_changes_nothing(check: Checker) -> None:
-    check("""
+    """,
+    "looking for a module changes nothing": """
         from importlib.util import find_spec, module_from_spec
         first = find_spec("stub")
         for _ in range(3):
@@ -134,11 +116,8 @@ def test_looking_for_a_module_changes_nothing(check: Checker) -> None:
         again = module_from_spec(find_spec("stub.late"))
         again.__spec__.loader.exec_module(again)
         assert again is not stub.late
-    """)
-
-
-def test_reload(check: Checker) -> None:
-    check("""
+    """,
+    "reload": """
         import stub.part
         before = stub.part.function
         again = importlib.reload(stub.part)
@@ -149,42 +128,13 @@ def test_reload(check: Checker) -> None:
         del sys.modules["stub.late"]
         import stub.late
         assert seen == ["stub.late", "stub.late"], seen
-    """)
-
-
-def test_a_namespace_package(check: Checker) -> None:
-    check("""
+    """,
+    "a namespace package": """
         import spaces, spaces.inside
         assert spaces.inside.VALUE == 2 and "spaces.inside" in seen and list(spaces.__path__)
         assert getattr(spaces, "__file__", None) is None
-    """)
-
-
-def test_modules_in_a_zip_file(check: Checker, stubs: Path) -> None:
-    """A zip file has one loader for all its modules, and that of Python 3.8 and 3.9 knows the older protocol only."""
-    check(
-        """
-        from importlib.util import find_spec
-        find_spec("zip_more"), find_spec("zip_more"), find_spec("zipped")
-        class Between:
-            # Another module is looked for and imported between the look-up of a module and its execution.
-            def find_spec(self, name, path=None, target=None):
-                spec = hook.find_spec(name, path, target)
-                if name == "zipped":
-                    import zip_more
-                return spec
-        sys.meta_path.insert(0, Between())
-        import zipped.one, zip_more, inspect
-        assert (zipped.one.ONE, zip_more.TWO) == (1, 2)
-        assert seen == ["zip_more", "zipped", "zipped.one"], seen
-        assert inspect.getsource(zip_more) == "TWO = 2\\n"
-        """,
-        path=str(stubs / "archive.zip"),
-    )
-
-
-def test_a_module_that_fails_by_itself(check: Checker) -> None:
-    check("""
+    """,
+    "a module that fails by itself": """
         import os, traceback
         try:
             import broken
@@ -199,12 +149,9 @@ def test_a_module_that_fails_by_itself(check: Checker) -> None:
             import stub.nowhere
         except ModuleNotFoundError as error:
             assert error.name == "stub.nowhere"
-    """)
-
-
-def test_other_finders(check: Checker) -> None:
-    """One before ours that calls all finders again (as ddtrace and wrapt do), one after it, and one of the old kind."""
-    check("""
+    """,
+    # One before ours that calls all finders again (as ddtrace and wrapt do), one after it, and one of the old kind.
+    "other finders": """
         import wrapt
         from importlib.util import find_spec
         order, names = [], []
@@ -222,11 +169,8 @@ def test_other_finders(check: Checker) -> None:
         import stub.late
         assert names.count("stub") == 1, names
         assert order == ["wrapt"] and seen == ["stub.part", "stub", "stub.late"], (order, seen)
-    """)
-
-
-def test_wrapt_behind_us(check: Checker) -> None:
-    check("""
+    """,
+    "wrapt behind us": """
         import wrapt
         order = []
         wrapt.when_imported("stub.part")(lambda module: order.append("wrapt"))
@@ -234,11 +178,8 @@ def test_wrapt_behind_us(check: Checker) -> None:
         sys.meta_path.insert(0, hook)
         import stub.part
         assert order == ["wrapt"] and "stub.part" in seen and stub.part.function(1) == 2
-    """)
-
-
-def test_loaders_that_cannot_be_hooked(check: Checker) -> None:
-    check("""
+    """,
+    "loaders that cannot be hooked": """
         from importlib.machinery import BuiltinImporter, ModuleSpec
         class Slots:
             __slots__ = ()
@@ -258,11 +199,8 @@ def test_loaders_that_cannot_be_hooked(check: Checker) -> None:
             sys.modules.pop(name, None)
             importlib.import_module(name)
         assert vars(BuiltinImporter) == before
-    """)
-
-
-def test_lazy_loading(check: Checker) -> None:
-    check("""
+    """,
+    "lazy loading": """
         from importlib.util import LazyLoader, find_spec, module_from_spec
         spec = find_spec("stub")
         spec.loader = LazyLoader(spec.loader)
@@ -270,12 +208,9 @@ def test_lazy_loading(check: Checker) -> None:
         spec.loader.exec_module(module)
         assert seen == []
         assert module.VALUE == 1 and seen == ["stub.part", "stub"]
-    """)
-
-
-def test_threads_wait_until_the_patches_are_armed(check: Checker) -> None:
-    """The thread that comes second must not import its toolkit before the first one has woken the engine."""
-    check("""
+    """,
+    # The thread that comes second must not import its toolkit before the first one has woken the engine.
+    "threads wait until the patches are armed": """
         import threading, time
         wanted, hook.wanted = hook.wanted, None
         woken = []
@@ -300,11 +235,8 @@ def test_threads_wait_until_the_patches_are_armed(check: Checker) -> None:
         for thread in threads:
             thread.join()
         assert {"broken", "stub", "stub.part", "spaces.inside"} <= set(seen) and woken == [1] and looked
-    """)
-
-
-def test_installing_twice_and_removing(check: Checker) -> None:
-    check("""
+    """,
+    "installing twice and removing": """
         assert import_hook.install(frozenset()) is hook and sys.meta_path.count(hook) == 1
         sys.meta_path.remove(hook)
         assert import_hook.install(frozenset()) is hook and sys.meta_path[0] is hook
@@ -313,7 +245,44 @@ def test_installing_twice_and_removing(check: Checker) -> None:
         assert hook not in sys.meta_path
         import stub
         assert seen == []
-    """)
+    """,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_import_system_works_as_ever(name: str, check: Checker) -> None:
+    check(PROGRAMS[name])
+
+
+def test_runpy_of_a_watched_module(installed: Place, stubs: Path) -> None:
+    """``python -m stub.run``: the code runs as __main__, which is not imported, but its package is."""
+    unpatched = installed.run("-m", "torch.tool", "a")
+    assert unpatched.stdout == "__main__ torch.tool ['a']\n"
+    done = installed.run("-m", "torch.tool", "a", DDPFIX="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, unpatched.stdout, "")
+
+
+def test_modules_in_a_zip_file(check: Checker, stubs: Path) -> None:
+    """A zip file has one loader for all its modules, and that of Python 3.8 and 3.9 knows the older protocol only."""
+    check(
+        """
+        from importlib.util import find_spec
+        find_spec("zip_more"), find_spec("zip_more"), find_spec("zipped")
+        class Between:
+            # Another module is looked for and imported between the look-up of a module and its execution.
+            def find_spec(self, name, path=None, target=None):
+                spec = hook.find_spec(name, path, target)
+                if name == "zipped":
+                    import zip_more
+                return spec
+        sys.meta_path.insert(0, Between())
+        import zipped.one, zip_more, inspect
+        assert (zipped.one.ONE, zip_more.TWO) == (1, 2)
+        assert seen == ["zip_more", "zipped", "zipped.one"], seen
+        assert inspect.getsource(zip_more) == "TWO = 2\\n"
+        """,
+        path=str(stubs / "archive.zip"),
+    )
 
 
 def test_undo_takes_the_finder_away(installed: Place) -> None:
