@@ -35,13 +35,13 @@ class Background:
 
     def _run(self, run: Callable[[], object]) -> None:
         self._number = number = threading.get_ident()
-        log.UNLISTED.add(number)
+        log.NOTED.unlisted.add(number)
         try:
             run()
         except Exception as error:
             log.debug(f"a thread of ddpfix has ended: {error!r}")
         finally:
-            log.UNLISTED.discard(number)
+            log.NOTED.unlisted.discard(number)
             self._ended.set()
 
 

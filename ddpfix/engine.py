@@ -162,11 +162,11 @@ class Engine:
             if not done and (only is None or each in only):
                 self._apply(each, module)
 
-    def catch_up(self) -> None:
+    def catch_up(self, hook: import_hook.Finder) -> None:
         """Patch what had been imported before ddpfix, or will have been at its first use."""
         for name, module in list(sys.modules.items()):
             if is_lazy(module) and self.wanted(name):
-                import_hook.hook(globals_of(module)["__spec__"], self.importing, self.imported)
+                hook.hook(globals_of(module)["__spec__"])
         with site.one_search():
             for module in self._imported():
                 self.imported(module)
@@ -255,7 +255,7 @@ class Engine:
         problems += self.gate.undo()
         self.sites.clear()
         self.kept.clear()
-        log.forget()
+        log.NOTED.forget()
         self.waiting.clear()
         return problems
 
@@ -320,7 +320,7 @@ def switch_on(**arguments: object) -> None:
             hook.watched = frozenset({"torch", *engine.matrix.toolkits})
             hook.wake, hook.wanted = None, engine.wanted
             hook.importing, hook.imported = engine.importing, engine.imported
-            engine.catch_up()
+            engine.catch_up(hook)
 
 
 def deactivate() -> List[str]:

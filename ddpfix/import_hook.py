@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Callable, Optional, Sequence
 
-# Names of the watched modules that are being executed, one for each time: the import system marks a module that it
-# executes, but not one that the program has its loader execute.
-RUNNING: list[str] = []
-
 
 class Finder:
     """A meta path finder that calls ``importing(module)`` before, ``imported(module)`` after each watched module.
@@ -36,6 +32,9 @@ class Finder:
         self.wanted: Optional[Callable[[str], bool]] = None
         self.importing: Optional[Callable[[ModuleType], None]] = None
         self.imported: Optional[Callable[[ModuleType], None]] = None
+        # Names of the watched modules that are being executed, one for each time: the import system marks a module
+        # that it executes, but not one that the program has its loader execute.
+        self.running: list[str] = []
         self._lock = _thread.RLock()
         self._busy = _thread._local()
 
@@ -53,9 +52,43 @@ class Finder:
             spec = _spec_of_others(self, name, path, target)
         finally:
             self._names().discard(name)
-        if spec is not None and spec.loader is not None and self.imported is not None:
-            hook(spec, self.importing, self.imported)
+        if spec is not None and spec.loader is not None:
+            self.hook(spec)
         return spec
+
+    def hook(self, spec: ModuleSpec) -> None:
+        """Have ``importing(module)`` called before the loader executes this module, and ``imported(module)`` after."""
+        loader: Any = spec.loader
+        # The zip loader of Python 3.8 and 3.9 knows only the older protocol.
+        method = "exec_module" if hasattr(loader, "exec_module") else "load_module"
+        original = getattr(loader, method, None)
+        importing, imported = self.importing, self.imported
+        if imported is None or original is None or isinstance(loader, type) or hasattr(original, "ddpfix"):
+            return
+        # A loader made for one module is left as it was when the module's code runs. One that serves many modules (a
+        # zip file has a single loader) keeps the hook: the next module may be looked for before this one is executed.
+        for_one_module = getattr(loader, "name", None) == spec.name
+
+        def execute(subject: Any) -> Any:
+            if for_one_module:
+                vars(loader).pop(method, None)
+            if importing is not None and not isinstance(subject, str):
+                importing(subject)
+            self.running.append(spec.name)
+            try:
+                result = original(subject)
+            finally:
+                self.running.remove(spec.name)
+            imported(subject if result is None else result)
+            return result
+
+        execute.ddpfix = True  # type: ignore[attr-defined]
+        try:
+            # An attribute of the instance shadows the method.
+            setattr(loader, method, execute)
+        except AttributeError:
+            # A loader that takes no attributes is left alone, and what waits for its module stays armed.
+            return
 
     def _names(self) -> set[str]:
         # The names being looked for on this thread: another finder may look the same name up again.
@@ -88,42 +121,6 @@ def _spec_of_others(
     return None
 
 
-def hook(
-    spec: ModuleSpec, importing: Optional[Callable[[ModuleType], None]], imported: Callable[[ModuleType], None]
-) -> None:
-    """Have ``importing(module)`` called before the loader executes this module, and ``imported(module)`` after it."""
-    loader: Any = spec.loader
-    # The zip loader of Python 3.8 and 3.9 knows only the older protocol.
-    method = "exec_module" if hasattr(loader, "exec_module") else "load_module"
-    original = getattr(loader, method, None)
-    if original is None or isinstance(loader, type) or hasattr(original, "ddpfix"):
-        return
-    # A loader made for one module is left as it was when the module's code runs. One that serves many modules (a zip
-    # file has a single loader) keeps the hook: the next module may be looked for before this one is executed.
-    for_one_module = getattr(loader, "name", None) == spec.name
-
-    def execute(subject: Any) -> Any:
-        if for_one_module:
-            vars(loader).pop(method, None)
-        if importing is not None and not isinstance(subject, str):
-            importing(subject)
-        RUNNING.append(spec.name)
-        try:
-            result = original(subject)
-        finally:
-            RUNNING.remove(spec.name)
-        imported(subject if result is None else result)
-        return result
-
-    execute.ddpfix = True  # type: ignore[attr-defined]
-    try:
-        # An attribute of the instance shadows the method.
-        setattr(loader, method, execute)
-    except AttributeError:
-        # A loader that takes no attributes is left alone, and what waits for its module stays armed.
-        return
-
-
 def of_another_copy() -> Optional[str]:
     """Return the file of another copy of ddpfix that is at work in this process; None where there is none.
 
@@ -147,6 +144,11 @@ def install(watched: frozenset[str], wake: Optional[Callable[[], None]] = None) 
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     return _finder
+
+
+def is_running(name: str) -> bool:
+    """Return whether the loader of a watched module executes it."""
+    return _finder is not None and name in _finder.running
 
 
 def remove() -> None:

@@ -22,20 +22,40 @@ _LEVELS = {
 }
 # Where launchers say which rank a process is: torchrun; srun, Open MPI, other MPIs; Lightning, for ranks of one node.
 _LAUNCHED = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "LOCAL_RANK")
-# The rank in the last process group that there was when something was to be logged.
-_RANK: Dict[str, str] = {}
-# Called with the level and the text of each line from info on, and of each diagnosis, on every rank, whether it is
-# printed or not.
-LISTENERS: List[Callable[[str, str], None]] = []
-# Settings of a toolkit: what was asked for, what is in force, and a note, by name. The last word on each one counts.
-SETTINGS: Dict[str, Tuple[str, str, str]] = {}
 _MOST, _LONGEST = 200, 400
-# Threads that threading does not list (ddpfix/background.py): making a record in one of them would list it.
-UNLISTED: Set[int] = set()
 _RECORD = logging.LogRecord("ddpfix", logging.INFO, __file__, 0, "", (), None)
-_logged: Set[str] = set()
-_heard: Set[str] = set()
-_logged_about: weakref.WeakKeyDictionary[object, Set[str]] = weakref.WeakKeyDictionary()
+
+
+class Noted:
+    """What the log remembers, which knows no site.
+
+    Attributes:
+        settings: of a toolkit: what was asked for, what is in force, and a note, by name. The last word on each counts.
+        logged: lines that are logged once, by the object that they are about, for as long as it lives; by this object
+            those that are logged once an activation.
+        heard: lines that listeners get once.
+        listeners: called with the level and the text of each line from info on, and of each diagnosis, on every rank,
+            whether it is printed or not. Who listens takes itself out.
+        unlisted: the running threads that threading does not list (ddpfix/background.py): making a record in one of
+            them would list it.
+        rank: in the last process group that there was when something was to be logged.
+    """
+
+    def __init__(self) -> None:
+        self.settings: Dict[str, Tuple[str, str, str]] = {}
+        self.logged: weakref.WeakKeyDictionary[object, Set[str]] = weakref.WeakKeyDictionary()
+        self.heard: Set[str] = set()
+        self.listeners: List[Callable[[str, str], None]] = []
+        self.unlisted: Set[int] = set()
+        self.rank = "0"
+
+    def forget(self) -> None:
+        """Drop what an activation has noted and logged (undo): the next one has a summary and lines of its own."""
+        for noted in (self.settings, self.logged, self.heard):
+            noted.clear()
+
+
+NOTED = Noted()
 
 
 class _Named(logging.Formatter):
@@ -90,7 +110,7 @@ def is_debug() -> bool:
 
 def _write(level: int, message: str) -> None:
     logger = _logger()
-    if threading.get_ident() not in UNLISTED and logging.getLogRecordFactory() is not logging.LogRecord:
+    if threading.get_ident() not in NOTED.unlisted and logging.getLogRecordFactory() is not logging.LogRecord:
         logger.log(level, message)
     elif logger.isEnabledFor(level):
         logger.handle(_record(level, message))
@@ -101,7 +121,7 @@ def _record(level: int, message: str) -> logging.LogRecord:
     record = copy.copy(_RECORD)
     record.levelno, record.levelname, record.msg = level, logging.getLevelName(level), message
     record.thread, record.process = threading.get_ident(), System.pid()
-    record.threadName = "ddpfix" if record.thread in UNLISTED else threading.current_thread().name
+    record.threadName = "ddpfix" if record.thread in NOTED.unlisted else threading.current_thread().name
     passed, record.created = System.time() - record.created, System.time()
     record.msecs, record.relativeCreated = record.created % 1 * 1000, record.relativeCreated + passed * 1000
     return record
@@ -114,15 +134,9 @@ def setting(name: str, requested: object, effective: object, note: str = "") -> 
         name: as the user writes it.
         note: what became of it on the way.
     """
-    if name in SETTINGS or len(SETTINGS) < _MOST:
+    if name in NOTED.settings or len(NOTED.settings) < _MOST:
         asked = "not set" if requested is None else str(requested)
-        SETTINGS[name] = (asked[:_LONGEST], str(effective)[:_LONGEST], note)
-
-
-def forget() -> None:
-    """Drop what an activation has noted and logged (undo): the next one has a summary and lines of its own."""
-    for noted in (SETTINGS, _logged, _heard, _logged_about):
-        noted.clear()
+        NOTED.settings[name] = (asked[:_LONGEST], str(effective)[:_LONGEST], note)
 
 
 def first_rank() -> bool:
@@ -134,17 +148,17 @@ def first_rank() -> bool:
     distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            _RANK["last"] = str(distributed.get_rank())
-            return _RANK["last"] == "0"
+            NOTED.rank = str(distributed.get_rank())
+            return NOTED.rank == "0"
     except Exception:
         # The module is being imported, or a group is being taken down, in this very moment.
         pass
     told = next((os.environ[name] for name in _LAUNCHED if os.environ.get(name)), None)
-    return (told or _RANK.get("last", "0")) == "0"
+    return (told or NOTED.rank) == "0"
 
 
 def _tell(level: str, message: str) -> None:
-    for listener in LISTENERS:
+    for listener in NOTED.listeners:
         try:
             listener(level, message)
         except Exception as failure:
@@ -165,8 +179,8 @@ def debug(message: str) -> None:
 
 def warning(message: str) -> None:
     """A line that a user has to see: once an activation, from rank 0."""
-    if LISTENERS and message not in _heard:
-        _heard.add(message)
+    if NOTED.listeners and message not in NOTED.heard:
+        NOTED.heard.add(message)
         _tell("warning", message)
     if first_rank() and first_time(message):
         _write(logging.WARNING, message)
@@ -192,7 +206,7 @@ def once(message: str, about: object = None) -> None:
 
 def first_time(message: str, about: object = None) -> bool:
     """Return whether this is the first call with this message in this activation, or for this object."""
-    logged = _logged if about is None else _logged_about.setdefault(about, set())
+    logged = NOTED.logged.setdefault(NOTED if about is None else about, set())
     if message in logged:
         return False
     logged.add(message)

@@ -46,4 +46,4 @@ def initializing(name: str) -> bool:
     module = sys.modules.get(name)
     spec = globals_of(module).get("__spec__")
     is_marked = type(spec) is _SPEC and bool(getattr(spec, "_initializing", False))
-    return is_marked or name in import_hook.RUNNING or is_lazy(module)
+    return is_marked or import_hook.is_running(name) or is_lazy(module)

@@ -16,6 +16,7 @@ import torch
 
 from ddpfix.layerdrop import training
 from ddpfix.layerdrop.loops import Decision
+from ddpfix.patching.site import Registry
 
 # The call whose function is running here; comparisons outside of one are the program's own.
 CURRENT: ContextVar[Optional[Call]] = ContextVar("ddpfix_call", default=None)
@@ -26,6 +27,26 @@ _OPERATORS: Dict[type, Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge,
 }
 
+
+class Extension:
+    """What a patch of a toolkit adds to forwards that skip layers; each method adds nothing by default."""
+
+    def answers(self, check: str) -> bool:
+        """Return whether a check of the toolkit's, for what runs every layer, is skipped: ranks that agree may skip."""
+        return False
+
+    def observes(self, module: Any, kwargs: Dict[str, Any]) -> bool:
+        """Return whether a call outside of a wrapped model has to be observed, with its original numbers."""
+        return False
+
+    def begins(self, module: Any) -> Any:
+        """Return what :meth:`ended` needs; None if it is not to be called."""
+
+    def ended(self, module: Any, begun: Any, call: Call) -> None:
+        """Called when the forward has returned, inside of its decorators, where outputs collect."""
+
+
+EXTENSIONS: Registry[Extension] = Registry("each forward that skips layers")
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 
 

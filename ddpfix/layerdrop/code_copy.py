@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, Mapping, NamedTuple
 from ddpfix.layerdrop import call, decisions, rates, source
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Scope
-from ddpfix.patching.site import PatchError, Registry
+from ddpfix.patching.site import PatchError
 
 
 class Traits(NamedTuple):
@@ -175,10 +175,6 @@ def _placed(node: Any, at: ast.AST) -> ast.AST:
     return node  # type: ignore[no-any-return]
 
 
-# The checks (see Traits) that are skipped while the schedule decides, because ranks agree; a patch registers them.
-SKIPPABLE_CHECKS: Registry[str] = Registry("each forward that skips layers")
-
-
 def _unless_shared(name: str, check: Callable[..., bool]) -> Callable[..., bool]:
     """Skip a toolkit's check that runs every layer of a sharded model because ranks might disagree: here they agree.
 
@@ -188,7 +184,8 @@ def _unless_shared(name: str, check: Callable[..., bool]) -> Callable[..., bool]
     @functools.wraps(check)
     def must_run_all(*args: Any, **kwargs: Any) -> bool:
         current = call.CURRENT.get()
-        if current is not None and current.base is not None and name in SKIPPABLE_CHECKS:
+        agrees = current is not None and current.base is not None
+        if agrees and any(each.answers(name) for each in call.EXTENSIONS):
             return False
         all_run = check(*args, **kwargs)
         if all_run and current is not None:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import copy
 import functools
-import weakref
 from types import FunctionType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from ddpfix import log
 from ddpfix.layerdrop import call as calls
 from ddpfix.layerdrop import code_copy, decisions, rates, recompute, training
-from ddpfix.layerdrop.call import Call, StepCall
+from ddpfix.layerdrop.call import EXTENSIONS, Call, StepCall
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.drawing import UNREADABLE, applies, drawing_methods, held
-from ddpfix.layerdrop.shared_method import NO_TRAITS, OBSERVED, Covered
+from ddpfix.layerdrop.shared_method import NO_TRAITS, Covered
 from ddpfix.models import internals
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import PatchError, Site
@@ -81,7 +80,6 @@ def remember(site: Site, owner: type, made: List[Covered], refused: Sequence[Pat
     first.others = made[1:]
     first.refused = [*map(str, refused), *(text for each in made for text in each.refused)]
     site.at_undo(functools.partial(_uncover, owner))
-    site.at_undo(recompute.forget)
     return first
 
 
@@ -171,7 +169,8 @@ def shared_call(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], meth
         return Call(module, *past, method=method)
     step = training.current()
     if step is None:
-        return Call(module, None, None, method=method) if any(wanted(module, kwargs) for wanted in OBSERVED) else None
+        is_observed = any(each.observes(module, kwargs) for each in EXTENSIONS)
+        return Call(module, None, None, method=method) if is_observed else None
     if not step.replica.is_announced:
         _announce(step.replica)
     base, name, number = step.stream(module)
@@ -258,12 +257,10 @@ class _Uncovered:
 
 
 def _uncovered(owner: type) -> Tuple[_Uncovered, ...]:
-    if owner not in _RATES:
-        _RATES[owner] = tuple(_Uncovered(owner, method) for method in drawing_methods(owner))
-    return _RATES[owner]
-
-
-_RATES: weakref.WeakKeyDictionary[type, Tuple[_Uncovered, ...]] = weakref.WeakKeyDictionary()
+    known = training.TRAINED.rates
+    if owner not in known:
+        known[owner] = tuple(_Uncovered(owner, method) for method in drawing_methods(owner))
+    return known[owner]
 
 
 def active(model: Any) -> List[Tuple[str, Any, float]]:

@@ -10,23 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
 from ddpfix.layerdrop import training
-from ddpfix.models.identity import ByIdentity
 from ddpfix.models.internals import TASK
 
 # Calls that wait for their backward; more than this are forgotten, oldest first (a training loop that never calls
 # backward must not leak).
 _KEPT = 1024
-_PAST: ByIdentity[Deque[_Past]] = ByIdentity()
-
-
-def forget() -> None:
-    """Drop the calls of all modules (undo): a recomputation under the next activation repeats none of them."""
-    _PAST.clear()
 
 
 class _WeakStorage:
@@ -64,9 +57,9 @@ def remember(
     method: str = "",
 ) -> None:
     """Keep the decisions of a call until the backward of its step has begun and another forward follows."""
-    kept = _PAST.get(module)
+    kept = training.TRAINED.calls.get(module)
     if kept is None:
-        kept = _PAST[module] = deque(maxlen=_KEPT)
+        kept = training.TRAINED.calls[module] = deque(maxlen=_KEPT)
     while kept and kept[0].step.reached and kept[0].step is not step:
         kept.popleft()
     kept.append(_Past(base, step, tuple(_storages(args, kwargs)), _generator(), method))
@@ -76,7 +69,7 @@ def repeated(
     module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], method: str = ""
 ) -> Optional[Tuple[Optional[int], training.Replica]]:
     """Return the stream of the call that this one repeats, and its model, or None; RuntimeError: it is not clear."""
-    past_calls = _PAST.get(module)
+    past_calls = training.TRAINED.calls.get(module)
     if not past_calls or (TASK is not None and TASK() == -1):
         return None
     kept = [past for past in past_calls if past.method == method]

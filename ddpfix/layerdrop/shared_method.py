@@ -5,23 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 from types import FunctionType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional
 
 from ddpfix.layerdrop import call as calls
 from ddpfix.layerdrop import code_copy, decisions, rates
-from ddpfix.layerdrop.call import Call
+from ddpfix.layerdrop.call import EXTENSIONS, Call
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.drawing import applies
 from ddpfix.patching.dynamo import skip_frames
-from ddpfix.patching.site import PatchError, Registry
-
-# Where both are called.
-_AT = "each forward that skips layers"
-# (begin(module) -> state or None, end(module, state, call)): put here by patches that complete a toolkit's records.
-RECORDERS: Registry[Tuple[Callable[[Any], Any], Callable[[Any, Any, Call], None]]] = Registry(_AT)
-# (module, kwargs) -> whether a call outside of a wrapped model has to be observed, with its original numbers.
-OBSERVED: Registry[Callable[[Any, Dict[str, Any]], bool]] = Registry(_AT)
-
+from ddpfix.patching.site import PatchError
 
 NO_TRAITS = code_copy.Traits()
 
@@ -113,16 +105,16 @@ class Covered:
 
 
 def _recorded(copied: FunctionType) -> FunctionType:
-    """Return the copied function with the recorders around it, inside of the decorators, where outputs collect."""
+    """Return the copied function with the extensions of patches around it."""
 
     @functools.wraps(copied)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = calls.CURRENT.get()
-        begun = [(end, begin(self)) for begin, end in RECORDERS] if RECORDERS else ()
+        begun = [(each, each.begins(self)) for each in EXTENSIONS] if EXTENSIONS else ()
         result = copied(self, *args, **kwargs)
-        for end, state in begun:
+        for each, state in begun:
             if state is not None and call is not None:
-                end(self, state, call)
+                each.ended(self, state, call)
         return result
 
     skip_frames(forward)

@@ -12,7 +12,7 @@ import hashlib
 import weakref
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix.models import internals
 from ddpfix.models.identity import ByIdentity
@@ -162,7 +162,31 @@ class Step:
 
 
 _CURRENT: ContextVar[Optional[Step]] = ContextVar("ddpfix_step", default=None)
-_REPLICAS: ByIdentity[Replica] = ByIdentity()
+
+
+class Trained:
+    """What is known of the models that train.
+
+    Attributes:
+        replicas: by wrapper, of DDP and of FSDP: the public :func:`skipped_layers` has no more.
+        calls: those that wait for their backward, by module: autograd knows no more (:mod:`.recompute`).
+        rates: where classes read theirs whose methods are as shipped (:mod:`.cover`). They are searched when a model
+            is wrapped, and not in the first forward, which torch.compile may follow.
+    """
+
+    def __init__(self) -> None:
+        self.replicas: ByIdentity[Replica] = ByIdentity()
+        self.calls: ByIdentity[Deque[Any]] = ByIdentity()
+        self.rates: weakref.WeakKeyDictionary[type, Tuple[Any, ...]] = weakref.WeakKeyDictionary()
+
+    def forget(self) -> None:
+        """Drop all of it (undo): forwards from here on draw as they do without ddpfix, and none repeats an earlier."""
+        self.replicas.clear()
+        self.calls.clear()
+        self.rates.clear()
+
+
+TRAINED = Trained()
 
 
 def current() -> Optional[Step]:
@@ -172,12 +196,12 @@ def current() -> Optional[Step]:
 
 def register(wrapper: Any, module: Any, seed: int) -> Replica:
     """Remember the agreed seed of a wrapped model. ``wrapper`` is the DDP or FSDP module, ``module`` the one inside."""
-    replica = _REPLICAS[wrapper] = Replica(module, seed)
+    replica = TRAINED.replicas[wrapper] = Replica(module, seed)
     return replica
 
 
 def replica_of(wrapper: Any) -> Optional[Replica]:
-    return _REPLICAS.get(wrapper)
+    return TRAINED.replicas.get(wrapper)
 
 
 @contextmanager
@@ -201,11 +225,6 @@ def leave(token: Tuple[Step, Any]) -> None:
     _CURRENT.reset(token[1])
 
 
-def forget() -> None:
-    """Drop all agreed seeds (undo): forwards from here on draw as they do without ddpfix."""
-    _REPLICAS.clear()
-
-
 def skipped_layers(wrapper: Any) -> List[Skip]:
     """Return the layers that the last training forward of a model skipped, on every rank alike.
 
@@ -215,8 +234,8 @@ def skipped_layers(wrapper: Any) -> List[Skip]:
     Raises:
         LookupError: ddpfix did not see this model being wrapped.
     """
-    inside = (each for each in reversed(_REPLICAS.values()) if each.module() is wrapper)
-    replica = _REPLICAS.get(wrapper) or next(inside, None)
+    inside = (each for each in reversed(TRAINED.replicas.values()) if each.module() is wrapper)
+    replica = TRAINED.replicas.get(wrapper) or next(inside, None)
     if replica is None:
         raise LookupError(
             f"ddpfix has not seen DDP or FSDP wrap this {type(wrapper).__name__}. Pass the wrapped model, and activate"

@@ -37,13 +37,9 @@ class Exit(NamedTuple):
     follows: bool
 
 
-_PROVED: List[Exit] = []
-_IN_PLACE: List[_Described] = []
-
-
 def last() -> Optional[Exit]:
     """Return the call that has ended the program; None where none with an error is proved to have done so."""
-    return _PROVED[0] if _PROVED else None
+    return next((each.proved for each in _WATCHES), None)
 
 
 class _Mark(Dict[str, Any]):
@@ -67,7 +63,8 @@ class _Mark(Dict[str, Any]):
         if threading.get_ident() == self._thread and (catcher is None or _ends_a_worker(catcher)):
             passed = itertools.takewhile(lambda each: each[0] is not catcher, self._stack)
             if all(frame.f_lasti == at for frame, at in passed):
-                _PROVED.append(self._exit)
+                for watch in _WATCHES:
+                    watch.proved = watch.proved or self._exit
 
 
 def _ends_a_worker(frame: FrameType) -> bool:
@@ -100,7 +97,7 @@ class _Described:
         try:
             return _original(self)(*args, **kwargs)
         except BaseException as error:
-            if type(error) is SystemExit and self in _IN_PLACE:
+            if type(error) is SystemExit and any(watch.stand_in is self for watch in _WATCHES):
                 _mark(error, sys._getframe(1))
             # From Python 3.11 on a bare ``raise`` does not add the line of this frame again.
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
@@ -120,20 +117,32 @@ def _original(stand_in: _Described) -> Any:
     return object.__getattribute__(stand_in, "_original")
 
 
+class _Watch:
+    """What stands in ``sys.exit``, and the call that has ended the program."""
+
+    def __init__(self, stand_in: _Described) -> None:
+        self.stand_in = stand_in
+        self.proved: Optional[Exit] = None
+
+
+# One at most.
+_WATCHES: List[_Watch] = []
+
+
 def watch() -> None:
     """Describe the calls from now on; once. A function of the program's own is left alone."""
-    if not _IN_PLACE and type(sys.exit) is BuiltinFunctionType:
-        _IN_PLACE.append(_Described(sys.exit))
-        sys.exit = _IN_PLACE[0]
+    if not _WATCHES and type(sys.exit) is BuiltinFunctionType:
+        stand_in = _Described(sys.exit)
+        _WATCHES.append(_Watch(stand_in))
+        sys.exit = stand_in
 
 
 def forget() -> None:
     """Take it back, unless somebody has put his own over it."""
-    while _IN_PLACE:
-        ours = _IN_PLACE.pop()
+    while _WATCHES:
+        ours = _WATCHES.pop().stand_in
         if sys.exit is ours:
             sys.exit = _original(ours)
-    _PROVED.clear()
 
 
 def _mark(error: SystemExit, caller: FrameType) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Callable, ContextManager, Iterable, List, Optional, Set,
 from ddpfix import log
 from ddpfix.modules import assign
 from ddpfix.patching.attribution import looks_like
-from ddpfix.patching.layers import IN_PLACE, LOCK, Record, named_copies, relink, take_back_copies
+from ddpfix.patching.layers import CHANGES, LOCK, Record, named_copies, relink, take_back_copies
 
 
 class _Stub:
@@ -32,7 +32,7 @@ class _Stub:
 
     def put(self) -> None:
         assign(self.owner, self.attribute, self.record.now)
-        IN_PLACE.append(self.record)
+        CHANGES.in_place.append(self.record)
 
 
 class Gate:
@@ -78,7 +78,7 @@ class Gate:
             self.is_open = True
             tops = [_uncover(stub) for stub in self._stubs]
             take_back_copies([stub.record for stub in self._stubs])
-            before = set(map(id, IN_PLACE))
+            before = set(map(id, CHANGES.in_place))
             try:
                 self._on_open()
             except Exception as error:
@@ -96,7 +96,7 @@ class Gate:
             for stub in reversed(self._stubs):
                 # Another patcher may keep the stub for ever; then it does nothing.
                 stub.then = stub.record.was
-                if stub.record in IN_PLACE:
+                if stub.record in CHANGES.in_place:
                     undone.append(stub.record)
                     problem = stub.record.undo(taken)
                     problems.extend([problem] if problem else [])
@@ -147,7 +147,7 @@ def _cover(stub: _Stub, top: Any, before: Set[int]) -> None:
         assign(stub.owner, stub.attribute, top)
         relink(top, record.now, taken)
     _move_records(stub, before)
-    for other in IN_PLACE:
+    for other in CHANGES.in_place:
         # A layer of ours that was put around the stub goes back to what is there now.
         if other.was is record.now:
             other.was = stub.then
@@ -155,12 +155,12 @@ def _cover(stub: _Stub, top: Any, before: Set[int]) -> None:
 
 def _move_records(stub: _Stub, before: Set[int]) -> None:
     """The records of the new layers stand where the stub's stood: the records of what lies above them come later."""
-    place = IN_PLACE.index(stub.record)
+    place = CHANGES.in_place.index(stub.record)
     new = [
         each
-        for each in IN_PLACE
+        for each in CHANGES.in_place
         if id(each) not in before and each.owner is stub.owner and each.attribute == stub.attribute
     ]
     for each in new:
-        IN_PLACE.remove(each)
-    IN_PLACE[place : place + 1] = new
+        CHANGES.in_place.remove(each)
+    CHANGES.in_place[place : place + 1] = new

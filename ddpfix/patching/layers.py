@@ -58,14 +58,14 @@ class Record:
         """
         with LOCK:
             problem = self._take_away(taken)
-            later = IN_PLACE[IN_PLACE.index(self) :] if self in IN_PLACE else []
+            later = CHANGES.in_place[CHANGES.in_place.index(self) :] if self in CHANGES.in_place else []
             for record in later:
                 # A later layer of ours wraps this one: when it is undone, it restores what this one restores.
                 if record.was is self.now:
                     record.was = self.was
                     record.inherited = self.inherited and record.owner is self.owner
             if later:
-                IN_PLACE.remove(self)
+                CHANGES.in_place.remove(self)
         return problem
 
     def in_place(self) -> bool:
@@ -92,8 +92,22 @@ class Record:
             assign(self.owner, self.attribute, self.was)
 
 
-# The records of all patches, oldest first: two patches may have changed the same attribute.
-IN_PLACE: List[Record] = []
+class Changes:
+    """The changes of all patches, which may lie on one another.
+
+    Attributes:
+        in_place: their records, oldest first.
+        searches: how many blocks (``one_search``) are open, at whose end other modules are searched for copies.
+        replaced: what is searched for then: (site, module, what was there, what is there now).
+    """
+
+    def __init__(self) -> None:
+        self.in_place: List[Record] = []
+        self.searches = 0
+        self.replaced: List[Tuple[Any, ModuleType, Any, Any]] = []
+
+
+CHANGES = Changes()
 
 
 def is_outdated(owner: Any) -> bool:

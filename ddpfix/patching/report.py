@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import textwrap
 from collections import Counter
@@ -99,15 +98,6 @@ class Report:
         absent = [f"  not installed: {', '.join(self._absent())}"] if self._absent() else []
         return "\n".join([self._title(), *lines, *absent, *(f"  {note}" for note in self.notes)])
 
-    def _repr_html_(self) -> str:
-        """Return the same as a table, which has the colours of the page that it stands in."""
-        rows = [_row(patch) for state in _MEANINGS for patch in self.patches if patch.state == state]
-        lines = [f"not installed: {', '.join(self._absent())}"] if self._absent() else []
-        below = "".join(f"<p>{html.escape(line)}</p>" for line in [*lines, *self.notes])
-        head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("fix", "release", "state", "why"))
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
-        return f"<p><b>{html.escape(self._title())}</b></p>{table}{below}"
-
     def _title(self) -> str:
         return (
             self.summary() if self.active else f"ddpfix {self.version} is not active: import ddpfix.auto, or DDPFIX=1"
@@ -125,12 +115,6 @@ def _named(state: State, patches: List[PatchReport]) -> str:
     shown = "\n".join(lines[:_LINES])
     left = len(names) - len(shown.split())
     return f"{head}\n{shown}" + (f" and {left} more" if left else "")
-
-
-def _row(patch: PatchReport) -> str:
-    release = f"{patch.toolkit} {patch.version or ''}".strip() + ("" if patch.tested else " (not tested)")
-    cells = (patch.id, release, str(patch.state), patch.reason)
-    return "<tr>" + "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in cells) + "</tr>"
 
 
 def made(engine: Any, version: str) -> Report:

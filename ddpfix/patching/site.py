@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, 
 
 from ddpfix.modules import assign, contents
 from ddpfix.patching.attribution import looks_like
-from ddpfix.patching.layers import IN_PLACE, LOCK, Record, is_proxy, stale_copies, take_back_copies
+from ddpfix.patching.layers import CHANGES, LOCK, Record, is_proxy, stale_copies, take_back_copies
 from ddpfix.patching.wrapped import Layer, called_by
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Site:
     def _record(self, *change: Any) -> None:
         record = Record(*change)
         self.records.append(record)
-        IN_PLACE.append(record)
+        CHANGES.in_place.append(record)
 
     def wrap(self, owner: Any, attribute: str, wrapper: Callable[..., Any]) -> None:
         """Wrap something that is called once a run: ``wrapper(wrapped, instance, args, kwargs)``, by wrapt."""
@@ -238,7 +238,7 @@ class Site:
 
     def _raw(self, owner: Any, attribute: str) -> Any:
         found = self._held(owner, attribute)
-        if any(found is was for _, _, was, _ in _REPLACED):
+        if any(found is was for _, _, was, _ in CHANGES.replaced):
             # This is a copy of what was replaced elsewhere, and has not been given the new one yet.
             _rebind_all()
             found = self._held(owner, attribute)
@@ -253,12 +253,7 @@ class Site:
     def _rebind(self, home: ModuleType, was: Any, now: Any) -> None:
         """Replace the old object in other modules that hold it from a ``from x import f``."""
         with one_search():
-            _REPLACED.append((self, home, was, now))
-
-
-# What was replaced in a module while a search is open: (site, module, what was there, what is there now).
-_REPLACED: List[Tuple[Site, ModuleType, Any, Any]] = []
-_SEARCHES: List[None] = []
+            CHANGES.replaced.append((self, home, was, now))
 
 
 @contextlib.contextmanager
@@ -269,19 +264,19 @@ def one_search(fresh: Optional[str] = None) -> Iterator[None]:
         fresh: the module whose code has ended just now, if there is one.
     """
     with LOCK:
-        _SEARCHES.append(None)
+        CHANGES.searches += 1
         try:
             yield
         finally:
-            _SEARCHES.pop()
-            if not _SEARCHES:
+            CHANGES.searches -= 1
+            if not CHANGES.searches:
                 _rebind_all(fresh)
 
 
 def _rebind_all(fresh: Optional[str] = None) -> None:
-    at_home = all(home.__name__ == fresh for _, home, _, _ in _REPLACED)
-    replaced = [change for change in _REPLACED if change[0].active]
-    _REPLACED.clear()
+    at_home = all(home.__name__ == fresh for _, home, _, _ in CHANGES.replaced)
+    replaced = [change for change in CHANGES.replaced if change[0].active]
+    CHANGES.replaced.clear()
     homes = [(was, home) for _, home, was, _ in replaced]
     for held, module, name in stale_copies(homes, fresh if at_home else None):
         # In the order of the changes: what one patch has put there may have been replaced by the next one.

@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
@@ -291,14 +292,18 @@ def _encoded(line: Row) -> bytes:
 
 # Children that are forked (workers of a loader) leave the files of their parent alone.
 _OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
-_WATCHED: List[bool] = []
 
 
 def watch(owner: Any) -> None:
-    """Have ``owner.forked()`` called in forked children. Python cannot take its hook back; it is set once a process."""
+    """Have ``owner.forked()`` called in forked children."""
     _OPEN.add(owner)
-    if not _WATCHED and hasattr(os, "register_at_fork"):
-        _WATCHED.append(True)
+    _watch_forks()
+
+
+@lru_cache(maxsize=None)
+def _watch_forks() -> None:
+    """Set Python's hook at forks: once a process, because Python cannot take it back."""
+    if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forked)
 
 

@@ -13,7 +13,7 @@ import sys
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, ContextManager, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.monitor import sys_exit
@@ -33,6 +33,7 @@ class Run:
         cfg: what hydra composed from file and command line, as a nested dict; may be changed before the download.
         kwargs: what ``main`` is about to get; may be changed before ``main``.
         held: what was taken out of ``cfg`` before the download, and goes back before ``main``.
+        read_by_us: names in train_conf that a fix of ours reads, where the release itself does not.
     """
 
     namespace: Dict[str, Any]
@@ -40,6 +41,7 @@ class Run:
     cfg: Dict[str, Any] = field(default_factory=dict)
     kwargs: Dict[str, Any] = field(default_factory=dict)
     held: Dict[str, Any] = field(default_factory=dict)
+    read_by_us: FrozenSet[str] = frozenset()
 
     @property
     def ds(self) -> bool:
@@ -47,23 +49,27 @@ class Run:
         return str(getattr(self.namespace.get("Trainer"), "__module__", "")).endswith("trainer_ds")
 
 
-# Names in train_conf that a fix of ours reads, where the release itself does not.
-READ_BY_US: Set[str] = set()
-
 Hook = Callable[[Run], object]
 Around = Callable[[Run], ContextManager[Any]]
 _AT = "hydra.main:main"
 # What FunASR takes where none is named.
 DATASET = "AudioDataset"
-_BEFORE_DOWNLOAD: Registry[Hook] = Registry(_AT)
-_BEFORE_MAIN: Registry[Hook] = Registry(_AT)
-_AROUND_MAIN: Registry[Around] = Registry(_AT)
 _RUN: ContextVar[Optional[Run]] = ContextVar("ddpfix_funasr_run", default=None)
+
+
+class Hooks:
+    """What the fixes of one activation do at the training entry, and the names in train_conf that only they read."""
+
+    def __init__(self) -> None:
+        self.before_download: Registry[Hook] = Registry(_AT)
+        self.before_main: Registry[Hook] = Registry(_AT)
+        self.around_main: Registry[Around] = Registry(_AT)
+        self.names: Registry[str] = Registry(_AT)
 
 
 def install(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``hydra.main``: functions that are not FunASR's are decorated as ever."""
-    site.wrap(owner, "main", _decorated)
+    site.wrap(owner, "main", functools.partial(_decorated, site.keep(Hooks)))
     around_main(site, lambda run: audio.named(site, run.namespace["tables"], run.kwargs.get("dataset", DATASET)))
     for name in ("funasr.bin.train", "funasr.bin.train_ds"):
         if hasattr(sys.modules.get(name), "main_hydra"):
@@ -79,31 +85,30 @@ def current() -> Optional[Run]:
 
 def before_download(site: Site, hook: Hook) -> None:
     """Have ``hook(run)`` called before the entry's first line; it may change ``run.cfg``."""
-    site.register(_BEFORE_DOWNLOAD, hook)
+    site.register(site.keep(Hooks).before_download, hook)
 
 
 def before_main(site: Site, hook: Hook) -> None:
     """Have ``hook(run)`` called before ``main``; it may change ``run.kwargs``. A ValueError stops the run."""
-    site.register(_BEFORE_MAIN, hook)
+    site.register(site.keep(Hooks).before_main, hook)
 
 
 def around_main(site: Site, factory: Around) -> None:
     """Have ``factory(run)``, a context manager, in force while ``main`` runs."""
-    site.register(_AROUND_MAIN, factory)
+    site.register(site.keep(Hooks).around_main, factory)
 
 
 def reads(site: Site, name: str) -> None:
     """Declare that a fix gives ``train_conf.<name>`` its meaning, so that nobody calls it unread."""
-    READ_BY_US.add(name)
-    site.at_undo(lambda: READ_BY_US.discard(name))
+    site.register(site.keep(Hooks).names, name)
 
 
-def _decorated(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+def _decorated(hooks: Hooks, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     decorate = wrapped(*args, **kwargs)
 
     @functools.wraps(decorate)
     def decorator(task: Any) -> Any:
-        return _ending(decorate(_with_hooks(task))) if _is_entry(task) else decorate(task)
+        return _ending(decorate(_with_hooks(hooks, task))) if _is_entry(task) else decorate(task)
 
     return decorator
 
@@ -132,13 +137,13 @@ def _is_entry(task: Any) -> bool:
     return tables is not None and names.get("tables") is tables and "Trainer" in names and "download_model" in names
 
 
-def _with_hooks(task: Any) -> Any:
+def _with_hooks(hooks: Hooks, task: Any) -> Any:
     @functools.wraps(task)
     def main_hydra(cfg: Any) -> Any:
-        run = Run(task.__globals__, _typed())
+        run = Run(task.__globals__, _typed(), read_by_us=frozenset(hooks.names))
         try:
-            with temporary.assigned(_RUN, run), _main_replaced(run):
-                return task(_prepared(run, cfg))
+            with temporary.assigned(_RUN, run), _main_replaced(hooks, run):
+                return task(_prepared(hooks, run, cfg))
         except BaseException as error:
             tracebacks.hide(error)
             raise
@@ -146,12 +151,12 @@ def _with_hooks(task: Any) -> Any:
     return main_hydra
 
 
-def _prepared(run: Run, cfg: Any) -> Any:
+def _prepared(hooks: Hooks, run: Run, cfg: Any) -> Any:
     """Return the configuration after the hooks; the very same object where they changed nothing."""
     from omegaconf import OmegaConf
 
     run.cfg = OmegaConf.to_container(cfg, resolve=False)
-    _call(_BEFORE_DOWNLOAD, run)
+    _call(hooks.before_download, run)
     if run.cfg == OmegaConf.to_container(cfg, resolve=False):
         return cfg
     changed = OmegaConf.create(run.cfg)
@@ -160,16 +165,16 @@ def _prepared(run: Run, cfg: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _main_replaced(run: Run) -> Iterator[None]:
+def _main_replaced(hooks: Hooks, run: Run) -> Iterator[None]:
     """While the entry runs, its own ``main`` is the one that calls the hooks first."""
     original = run.namespace["main"]
 
     @functools.wraps(original)
     def main(**kwargs: Any) -> Any:
         run.kwargs = kwargs
-        _call(_BEFORE_MAIN, run)
+        _call(hooks.before_main, run)
         with contextlib.ExitStack() as stack:
-            for factory in list(_AROUND_MAIN):
+            for factory in list(hooks.around_main):
                 stack.enter_context(factory(run))
             return original(**run.kwargs)
 

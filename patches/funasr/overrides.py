@@ -95,7 +95,7 @@ def _read(run: entry.Run) -> Set[str]:
     methods = [inspect.unwrap(method) for method in vars(run.namespace["Trainer"]).values()]
     functions = [*methods, inspect.unwrap(run.namespace["main"]), run.namespace.get("_resolve_distributed_config")]
     names = {name for function in functions if hasattr(function, "__code__") for name in _constants(function)}
-    return (names | _named(run) | entry.READ_BY_US) - _READ_IN_VAIN
+    return (names | _named(run) | run.read_by_us) - _READ_IN_VAIN
 
 
 def _named(run: entry.Run) -> Set[str]:

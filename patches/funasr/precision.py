@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from types import ModuleType
@@ -11,19 +12,23 @@ import torch
 
 from ddpfix import log
 from ddpfix.patching import temporary
-from ddpfix.patching.site import PatchError, Site
+from ddpfix.patching.site import Site
 
 from . import entry, trainers
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def bf16(site: Site, module: ModuleType, owner: Any) -> None:
-    """``trainer`` before 1.3.4 swallows ``use_bf16`` and trains in full precision; before 1.0.11 also ``use_fp16``."""
-    name = trainers.method(owner, "train_epoch")
-    if "use_bf16" in inspect.signature(owner).parameters:
-        raise PatchError("the trainer reads use_bf16 itself")
-    entry.reads(site, "use_bf16")
+def train(site: Site, module: ModuleType, owner: Any) -> None:
+    """An epoch in the precision that is set, in which gradients are unscaled before they are clipped.
+
+    ``trainer`` before 1.3.4 swallows ``use_bf16`` and trains in full precision; before 1.0.11 also ``use_fp16``.
+
+    The unpatched trainer clips the scaled gradients: with a scale of 65536 and a limit of 5, a step of SGD is 7.6e-5
+    instead of 5. A norm that is not finite leads past ``scaler.update()``, so that the scale never shrinks and every
+    later step is skipped, too.
+    """
+    is_swallowed = "use_bf16" not in inspect.signature(owner).parameters
 
     def built(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         wrapped(*args, **kwargs)
@@ -35,17 +40,22 @@ def bf16(site: Site, module: ModuleType, owner: Any) -> None:
             )
 
     def epoch(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        model = trainers.epoch_of(wrapped, trainer, args, kwargs).model
-        if not trainer.use_bf16:
-            return wrapped(*args, **kwargs)
-        trainers.report(
-            trainer, "use_bf16: the forward pass runs in bfloat16. This release of FunASR ignores the setting"
-        )
-        with _forward_in(model, _bfloat16(model)):
+        given = trainers.epoch_of(wrapped, trainer, args, kwargs)
+        with contextlib.ExitStack() as stack:
+            if is_swallowed and trainer.use_bf16:
+                trainers.report(
+                    trainer, "use_bf16: the forward pass runs in bfloat16. This release of FunASR ignores the setting"
+                )
+                stack.enter_context(_forward_in(given.model, _bfloat16(given.model)))
+            if getattr(trainer, "use_fp16", False) and given.scaler is not None and given.scaler.is_enabled():
+                trainers.report(trainer, "use_fp16: unscaling gradients before they are clipped")
+                stack.enter_context(_clipped_unscaled(given.scaler, given.optim))
             return wrapped(*args, **kwargs)
 
-    site.wrap(owner, "__init__", built)
-    site.wrap(owner, name, epoch)
+    if is_swallowed:
+        entry.reads(site, "use_bf16")
+        site.wrap(owner, "__init__", built)
+    site.wrap(owner, trainers.method(owner, "train_epoch"), epoch)
 
 
 def validation(site: Site, module: ModuleType, owner: Any) -> None:
@@ -102,26 +112,6 @@ def autocast(site: Site, module: ModuleType, owner: Any) -> None:
         return maybe_autocast
 
     site.wrap_hot(module, "maybe_autocast", make)
-
-
-def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
-    """Gradients are unscaled before they are clipped, and the scale backs off after a norm that is not finite.
-
-    The unpatched trainer clips the scaled gradients: with a scale of 65536 and a limit of 5, a step of SGD is 7.6e-5
-    instead of 5. A norm that is not finite leads past ``scaler.update()``, so that the scale never shrinks and every
-    later step is skipped, too.
-    """
-    name = trainers.method(owner, "train_epoch")
-
-    def epoch(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        given = trainers.epoch_of(wrapped, trainer, args, kwargs)
-        if not getattr(trainer, "use_fp16", False) or given.scaler is None or not given.scaler.is_enabled():
-            return wrapped(*args, **kwargs)
-        trainers.report(trainer, "use_fp16: unscaling gradients before they are clipped")
-        with _clipped_unscaled(given.scaler, given.optim):
-            return wrapped(*args, **kwargs)
-
-    site.wrap(owner, name, epoch)
 
 
 def _clipped_unscaled(scaler: Any, optim: Any) -> ContextManager[None]:

@@ -125,21 +125,27 @@ class Line:
 
 Hook = Callable[[Line], object]
 _AT = "the command line"
-BEFORE: Registry[Hook] = Registry(_AT)
-AFTER: Registry[Hook] = Registry(_AT)
-KNOWN: Registry[Option] = Registry(_AT)
+
+
+class Hooks:
+    """What the fixes of one activation do with a command line, and the options that only they know."""
+
+    def __init__(self) -> None:
+        self.before: Registry[Hook] = Registry(_AT)
+        self.after: Registry[Hook] = Registry(_AT)
+        self.known: Registry[Option] = Registry(_AT)
 
 
 def before(site: Site, hook: Hook) -> None:
     """Have ``hook(line)`` called before the release's parser, until undo; it may end the run."""
-    site.register(BEFORE, hook)
+    site.register(site.keep(Hooks).before, hook)
 
 
 def after(site: Site, hook: Hook) -> None:
     """Have ``hook(line)`` called after the release's parser, until undo; it may change ``line.values``."""
-    site.register(AFTER, hook)
+    site.register(site.keep(Hooks).after, hook)
 
 
 def know(site: Site, option: Option) -> None:
     """Have an option taken for a run option also where the release does not know it, until undo."""
-    site.register(KNOWN, option)
+    site.register(site.keep(Hooks).known, option)

@@ -1,4 +1,8 @@
-"""Run options: which of them their user gave, and where; on every release.
+"""SpeechBrain's run options, read as intended and passed to the release's own parser in the form that it accepts.
+
+Before 1.1.0 the parser is the function ``speechbrain.core.parse_arguments``, from then on the class method
+``RunOptions.from_command_line_args``, to which ``speechbrain.parse_arguments`` is bound (speechbrain issue 2340).
+Overrides of the yaml are passed on as they were typed.
 
 Before 1.1.0 the parser returns a full dict in which a default looks like something typed, so that a yaml value has no
 chance (speechbrain issue 2340: ``find_unused_parameters: True`` in the yaml was ignored). From 1.1.0 ``RunOptions``
@@ -7,8 +11,21 @@ keeps the names of what was typed in ``overridden_args``.
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Mapping, Tuple
+import dataclasses
+import inspect
+import sys
+from types import MethodType, ModuleType
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
+from ddpfix import log
+from ddpfix.modules import globals_of
+from ddpfix.patching.site import Site
+
+from . import parser, yaml_options
+from .line import Hooks, Line, items
+from .parser import Option
+
+Parsed = Tuple[str, Any, str]
 Given = Tuple[bool, Any]
 
 
@@ -37,3 +54,104 @@ def user_value(run_opts: Any, hparams: Any, name: str) -> Given:
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.lower(), value)
     return value is not None, value
+
+
+def install(site: Site, module: ModuleType, owner: Any) -> None:
+    """Wrap the release's parser, and bind every name of it anew that was bound when SpeechBrain was imported."""
+    name = "parse_arguments" if owner is module else "from_command_line_args"
+    parser.of(owner)
+    original, hooks = getattr(owner, name), site.keep(Hooks)
+
+    def parsed(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        return parse(hooks, owner, wrapped, args, kwargs)
+
+    site.wrap(owner, name, parsed)
+    if isinstance(original, MethodType):
+        _bind_anew(site, original, getattr(owner, name))
+
+
+def _bind_anew(site: Site, original: MethodType, now: Any) -> None:
+    """Each ``getattr`` makes another bound method, so that copies are found by what they are bound to."""
+    for module in list(sys.modules.values()):
+        for name, value in list(globals_of(module).items()):
+            if type(value) is MethodType and value == original:
+                site.replace(module, name, now)
+
+
+def parse(hooks: Hooks, owner: Any, wrapped: Any, args: Any, kwargs: Any) -> Parsed:
+    """Return the result of the release's parser for the intended line: yaml path, run options, overrides as yaml."""
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("arg_list")
+    argv = [str(word) for word in (sys.argv[1:] if given is None else given)]
+    try:
+        line = _line(hooks, owner, argv)
+        if line is not None:
+            return _finished(hooks, line, wrapped(line.argv()))
+    except Exception as error:
+        # What is not accepted ends by SystemExit; anything else is a fault of ours, and no reason to end the job.
+        log.warning(f"could not read the command line ({error!r}). SpeechBrain gets it unchanged")
+    path, run_opts, overrides = wrapped(argv)
+    return path, run_opts, overrides
+
+
+def _line(hooks: Hooks, owner: Any, argv: List[str]) -> Optional[Line]:
+    """Return what was typed, or None where the release's parser has to see it as it is."""
+    path = next((word for word in argv if word.lower().endswith((".yaml", ".yml")) and word[:1] != "-"), None)
+    if path is None or {"-h", "--help", "--"} & set(argv):
+        return None
+    arg_parser = parser.of(owner)
+    known = {**{option.name: option for option in hooks.known}, **parser.options(arg_parser)}
+    tree = yaml_options.read(path)
+    line = Line(arg_parser, known, tree, path, items(argv, path, known, tree))
+    for item in line.items:
+        if item.option is not None:
+            line.user_values[item.option.name] = _typed(line, item.option, item.texts)
+    yaml_options.misplaced(line)
+    for hook in list(hooks.before):
+        hook(line)
+    return line
+
+
+def _typed(line: Line, option: Option, texts: List[str]) -> Any:
+    """Return what was typed for a run option, or end the run if that is no truth value and has to be one."""
+    text = " ".join(texts)
+    if option.kind != "flag":
+        return text
+    value = parser.truth(text) if texts else True
+    if value is None:
+        line.fail(f"--{option.name}={text}: use {parser.ACCEPTED}")
+    return value
+
+
+def _finished(hooks: Hooks, line: Line, result: Parsed) -> Parsed:
+    path, run_opts, overrides = result
+    line.values = dict(run_opts.items())
+    line.typed = set(line.user_values)
+    for name, value in line.user_values.items():
+        if line.options[name].kind == "flag" or not line.has(name):
+            line.values[name] = value
+    _count_steps(line)
+    yaml_options.normalise(line)
+    for hook in list(hooks.after):
+        hook(line)
+    return path, _returned(line, run_opts), overrides
+
+
+def _count_steps(line: Line) -> None:
+    """Make ``--optimizer_step_limit`` a number, or end the run: from 1.1.0 on it is a text that ``Brain`` compares."""
+    limit = line.values.get("optimizer_step_limit")
+    if isinstance(limit, str):
+        if not limit.isdigit():
+            line.fail(f"--optimizer_step_limit={limit}: use a whole number")
+        line.values["optimizer_step_limit"] = int(limit)
+
+
+def _returned(line: Line, run_opts: Any) -> Any:
+    if isinstance(run_opts, dict):
+        made = Options(line.values)
+        made.typed = frozenset(line.typed)
+        return made
+    # RunOptions is frozen, and its Brain reads only the names in overridden_args.
+    known = {one.name for one in dataclasses.fields(run_opts)} - {"overridden_args"}
+    changed = {name: value for name, value in line.values.items() if name in known and value != run_opts[name]}
+    overridden = set(run_opts.overridden_args) | (line.typed & known)
+    return dataclasses.replace(run_opts, **changed, overridden_args=overridden)

@@ -10,14 +10,12 @@ from __future__ import annotations
 import os
 import re
 from importlib import import_module
-from types import ModuleType
 from typing import Any, Iterator, List, Mapping, Tuple
 
 from ddpfix import log
 from ddpfix.matrix.settings import near
-from ddpfix.patching.site import Site
 
-from .line import Line, after, before
+from .line import Line
 from .parser import truth
 
 # How many places of a key are named.
@@ -44,12 +42,6 @@ def _plain(node: Any) -> Any:
     if isinstance(node, list):
         return [_plain(part) for part in node]
     return next((kind(node) for kind in _PLAIN if isinstance(node, kind)), None)
-
-
-def arrive(site: Site, module: ModuleType, owner: Any) -> None:
-    """Read the yaml when the command line is parsed."""
-    before(site, misplaced)
-    after(site, normalise)
 
 
 def misplaced(line: Line) -> None:

@@ -14,9 +14,9 @@ from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import Site
 
 FLAG = "find_unused_parameters"
-# What the user chose, by the handler of accelerate's: a dataclass that compares by value, and whose every attribute is
-# passed on to torch.
-_NOTES: ByIdentity[Optional[bool]] = ByIdentity()
+# What the user gave a handler of accelerate's, for as long as it lives, whatever the activation: the flag for DDP, or
+# True for a time limit. It is a dataclass that compares by value, and whose every attribute is passed on to torch.
+GIVEN: ByIdentity[Optional[bool]] = ByIdentity()
 
 
 def trainer(site: Site, module: ModuleType, owner: Any) -> None:
@@ -42,7 +42,7 @@ def _arguments_built(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any
     built = wrapped(*args, **kwargs)
     for handler in built.get("kwargs_handlers") or ():
         if hasattr(handler, FLAG):
-            _NOTES[handler] = instance.args.ddp_find_unused_parameters
+            GIVEN[handler] = instance.args.ddp_find_unused_parameters
     return built
 
 
@@ -53,16 +53,16 @@ def _model_wrapped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         model = wrapped(*args, **kwargs)
     handler = getattr(getattr(instance, "accelerator", None), "ddp_handler", None)
     if handler is not None:
-        _NOTES[handler] = user_value
+        GIVEN[handler] = user_value
     return model
 
 
 def _handler_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
     wrapped(*args, **kwargs)
     if FLAG in kwargs:
-        _NOTES[instance] = bool(kwargs[FLAG])
+        GIVEN[instance] = bool(kwargs[FLAG])
 
 
 def _prepared(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    with wrap_hooks.user_chose(_NOTES.get(getattr(instance, "ddp_handler", None))):
+    with wrap_hooks.user_chose(GIVEN.get(getattr(instance, "ddp_handler", None))):
         return wrapped(*args, **kwargs)

@@ -121,15 +121,6 @@ class _Rates:
 
 def _path_in(owner: type) -> Tuple[str, ...]:
     """Return the path of the rate of a class; empty if it does not draw for layers."""
-    if owner not in _PATHS:
-        _PATHS[owner] = _search(owner)
-    return _PATHS[owner]
-
-
-_PATHS: weakref.WeakKeyDictionary[type, Tuple[str, ...]] = weakref.WeakKeyDictionary()
-
-
-def _search(owner: type) -> Tuple[str, ...]:
     for level in owner.__mro__:
         if level in cover.COVERED:
             return cover.COVERED[level].path

@@ -16,7 +16,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ddpfix.layerdrop import code_copy
+from ddpfix.layerdrop.call import EXTENSIONS, Extension
 from ddpfix.patching.site import PatchError, Site
 
 from ..common.layerdrop import FSDP_CHECK
@@ -26,4 +26,9 @@ def skip(site: Site, module: ModuleType, owner: Any) -> None:
     """Let the copies of forwards that follow the schedule skip; PatchError: transformers no longer has the function."""
     if not callable(getattr(module, FSDP_CHECK, None)):
         raise PatchError(f"{module.__name__} has no {FSDP_CHECK}")
-    site.register(code_copy.SKIPPABLE_CHECKS, FSDP_CHECK)
+    site.register(EXTENSIONS, site.keep(_Unsharded))
+
+
+class _Unsharded(Extension):
+    def answers(self, check: str) -> bool:
+        return check == FSDP_CHECK

@@ -20,14 +20,13 @@ from typing import Any, Callable, ContextManager, Optional
 
 from ddpfix import log
 from ddpfix.groups import timeouts
-from ddpfix.models.identity import ByIdentity
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 
+from .intent import GIVEN
+
 # Seconds: what torch gives a group of which nothing is said; NCCL gets less since 2.2.
 _LONGEST_DEFAULT = 1800
-# accelerate's handlers whose time limit the user has given.
-_GIVEN: ByIdentity[bool] = ByIdentity()
 
 
 def accelerate_handler(site: Site, module: ModuleType, owner: Any) -> None:
@@ -59,12 +58,12 @@ def _handler_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
     wrapped(*args, **kwargs)
     # backend, init_method, timeout
     if (args[2] if len(args) > 2 else kwargs.get("timeout")) is not None:
-        _GIVEN[instance] = True
+        GIVEN[instance] = True
 
 
 def _passed_on(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
-    if _GIVEN.get(instance):
+    if GIVEN.get(instance):
         result.setdefault("timeout", instance.timeout)
     return result
 
@@ -73,7 +72,7 @@ def _accelerator_made(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> No
     was_up = timeouts.group_is_up()
     wrapped(*args, **kwargs)
     handler: Any = getattr(instance, "init_handler", None)
-    if _GIVEN.get(handler) and isinstance(handler.timeout, timedelta):
+    if GIVEN.get(handler) and isinstance(handler.timeout, timedelta):
         seconds = handler.timeout.total_seconds()
         _compare(seconds, f"InitProcessGroupKwargs(timeout=timedelta(seconds={seconds:g}))", was_up)
 

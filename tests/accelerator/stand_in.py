@@ -158,7 +158,7 @@ class Module(types.ModuleType):
     def record(self, name: str, device: Any = None) -> None:
         index = device.index if isinstance(device, torch.device) else None
         # Asked for its name, a thread of ddpfix would be listed among the program's.
-        thread = "ddpfix" if threading.get_ident() in log.UNLISTED else "the program"
+        thread = "ddpfix" if threading.get_ident() in log.NOTED.unlisted else "the program"
         self._rank.calls[name, thread, index] += 1
 
     def _recorded(self, name: str, value: Any) -> Any:

@@ -32,15 +32,15 @@ def main(places: List[str]) -> None:
 def _replaced() -> List[str]:
     """The places of all changes, with the gate shut and open."""
     from ddpfix import engine
-    from ddpfix.patching.layers import IN_PLACE
+    from ddpfix.patching.layers import CHANGES
 
     current = engine.current()
     assert current is not None
     _ = transformers.PreTrainedModel, transformers.Trainer, transformers.Wav2Vec2Model, transformers.BartModel
-    stubs = {record.place for record in IN_PLACE if not record.copy}
+    stubs = {record.place for record in CHANGES.in_place if not record.copy}
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-    return sorted(stubs | {record.place for record in IN_PLACE if not record.copy})
+    return sorted(stubs | {record.place for record in CHANGES.in_place if not record.copy})
 
 
 def _seen(place: str) -> Dict[str, str]:

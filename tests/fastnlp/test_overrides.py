@@ -45,8 +45,6 @@ OTHERS = [
     ),
     Scenario("batched", "batched", {"model_wo_auto_param_call": True, "torch_kwargs": {"ddp_kwargs": FLAG}}),
     Scenario("batched, misspelled", "batched", {"wo_auto_param_call": True, "torch_kwargs": {"ddp_kwargs": FLAG}}),
-    Scenario("hint", kwargs={"driver": "auto"}),
-    Scenario("hint of torch", kwargs={"driver": "torch"}),
     Scenario(
         "driver",
         "whole",
@@ -58,7 +56,6 @@ given["driver"] = TorchDDPDriver(model, torch.device("cpu"), is_pull_by_torch_ru
 """,
     ),
 ]
-HINT = "You may need to pass"
 
 
 def scenarios() -> List[Scenario]:
@@ -168,15 +165,3 @@ def test_a_misspelled_name_is_an_error_at_the_top_too(unpatched: Results, ours: 
     # Unpatched fastNLP drops the whole dictionary there.
     assert finished(unpatched["misspelled at the top"])
     assert REFUSED in failures(ours["misspelled at the top"])[0]
-
-
-@pytest.mark.patches("fastnlp.hint")
-def test_the_advice_comes_with_every_driver(unpatched: Results, ours: Results) -> None:
-    def advised(results: List[Result]) -> bool:
-        return any(HINT in log_text(result) for result in results)
-
-    assert all(
-        FAILURE in failures(results)[0] for results in (unpatched["hint"], ours["hint"], unpatched["hint of torch"])
-    )
-    assert (advised(unpatched["hint"]), advised(unpatched["hint of torch"])) == (False, True)
-    assert (advised(ours["hint"]), advised(ours["hint of torch"])) == (True, True)

@@ -273,7 +273,7 @@ def test_what_the_index_leaves_out_is_counted(tmp_path: Path) -> None:
 old = pytest.mark.skipif(not OLD, reason="these samplers are gone from 1.0.18 on")
 
 
-@pytest.mark.patches("funasr.samplers")
+@pytest.mark.patches("funasr.memory")
 @old
 def test_old_samplers_give_what_they_measure() -> None:
     import numpy
@@ -298,7 +298,7 @@ def test_old_samplers_give_what_they_measure() -> None:
     assert order != sorted(order)
 
 
-@pytest.mark.patches("funasr.samplers")
+@pytest.mark.patches("funasr.memory")
 @old
 def test_old_samplers_split_among_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     import funasr.datasets.audio_datasets.samplers as module

@@ -121,7 +121,7 @@ def test_every_way_trains_what_the_flag_by_hand_trains(
     command, environ = WAYS[way](tmp_path, entry)
     if RELEASE < (1, 0, 18):
         # There each rank gets batches of its own, and the reference has the release's.
-        environ = {**environ, "DDPFIX_FUNASR_SAMPLERS": "0", "DDPFIX_FUNASR_UNEVEN": "0"}
+        environ = {**environ, "DDPFIX_FUNASR_MEMORY": "0", "DDPFIX_FUNASR_UNEVEN": "0"}
     code, output = run(command, environ, tmp_path, config)
     assert code == 0, output[-6000:]
     assert output.count(f"ddpfix {__version__}: ") == 1, output[-6000:]

@@ -38,33 +38,33 @@ def fp16(entry: str, folder: Path, scale: float, slope: float) -> tiny_training.
     return tiny_training.Run(entry, folder, scaler=scaler(scale), slope=slope, use_fp16=True, grad_clip=5.0)
 
 
-@pytest.mark.patches("funasr.scaler")
+@pytest.mark.patches("funasr.precision")
 @pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no loss scaling before 1.0.11")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_clipping_before_unscaling(entry: str, tmp_path: Path) -> None:
     # The gradient is 100, the limit 5, and SGD's learning rate 1: a step is 5, unless scaled gradients are clipped.
     unpatched = fp16(entry, tmp_path, 65536.0, 100.0).train()
     assert unpatched[0] == pytest.approx(-5 / 65536, rel=1e-3)
-    with patched("funasr.scaler"):
+    with patched("funasr.precision"):
         steps = fp16(entry, tmp_path, 65536.0, 100.0).train()
     assert steps == pytest.approx([-5.0 * n for n in range(1, 7)], rel=1e-5)
 
 
-@pytest.mark.patches("funasr.scaler")
+@pytest.mark.patches("funasr.precision")
 @pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no loss scaling before 1.0.11")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_the_scale_backs_off(entry: str, tmp_path: Path) -> None:
     # A gradient of 16 overflows at scales from 2**124 on.
     unpatched = fp16(entry, tmp_path, 2.0**127, 16.0)
     assert unpatched.train() == [] and unpatched.scaler.get_scale() == 2.0**127
-    with patched("funasr.scaler"):
+    with patched("funasr.precision"):
         run = fp16(entry, tmp_path, 2.0**127, 16.0)
         steps = run.train()
     assert run.scaler.get_scale() == 2.0**123
     assert steps == pytest.approx([-5.0, -10.0], rel=1e-5)
 
 
-@pytest.mark.patches("funasr.scaler")
+@pytest.mark.patches("funasr.precision")
 @pytest.mark.skipif(RELEASE < OLD_SCALER, reason="there is no loss scaling before 1.0.11")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_clipping_is_torchs_own_outside_of_an_epoch(entry: str, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_clipping_is_torchs_own_outside_of_an_epoch(entry: str, tmp_path: Path) 
         during.append(torch.nn.utils.clip_grad_norm_)
         raise ZeroDivisionError
 
-    with patched("funasr.scaler"):
+    with patched("funasr.precision"):
         run = fp16(entry, tmp_path, 65536.0, 1.0)
         run.model.forward = fails  # type: ignore[method-assign]
         with pytest.raises(ZeroDivisionError):
@@ -83,14 +83,11 @@ def test_clipping_is_torchs_own_outside_of_an_epoch(entry: str, tmp_path: Path) 
         assert torch.nn.utils.clip_grad_norm_ is before is not during[0]
 
 
-@pytest.mark.patches(
-    "funasr.scaler", "funasr.bf16", "funasr.autocast", "funasr.bf16_scaler", "funasr.validation_precision"
-)
+@pytest.mark.patches("funasr.precision")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_full_precision_is_left_alone(entry: str, tmp_path: Path) -> None:
-    names = ("scaler", "bf16", "autocast", "bf16_scaler", "validation_precision")
     unpatched = tiny_training.Run(entry, tmp_path, slope=100.0, grad_clip=5.0).train()
-    with patched(*("funasr." + name for name in names)):
+    with patched("funasr.precision"):
         run = tiny_training.Run(entry, tmp_path, slope=100.0, grad_clip=5.0)
         assert run.train() == unpatched
         run.validate()
@@ -98,19 +95,19 @@ def test_full_precision_is_left_alone(entry: str, tmp_path: Path) -> None:
     assert "forward" not in vars(run.model)
 
 
-@pytest.mark.patches("funasr.bf16")
+@pytest.mark.patches("funasr.precision")
 @pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry != "train_ds"])
 def test_train_runs_in_bfloat16(entry: str, tmp_path: Path, cpu: None) -> None:
     run = tiny_training.Run(entry, tmp_path, use_bf16=True)
     run.train()
     assert set(run.model.seen) == {torch.bfloat16 if RELEASE >= (1, 3, 4) else torch.float32}
-    with patched("funasr.bf16"):
+    with patched("funasr.precision"):
         run = tiny_training.Run(entry, tmp_path, use_bf16=True)
         steps = run.train()
     assert set(run.model.seen) == {torch.bfloat16} and steps == [-1.0 * n for n in range(1, 7)]
 
 
-@pytest.mark.patches("funasr.autocast")
+@pytest.mark.patches("funasr.precision")
 @pytest.mark.skipif("train_ds" not in ENTRIES, reason="there is no trainer_ds before 1.0.28")
 @pytest.mark.parametrize("flag, dtype", [("use_fp16", torch.float16), ("use_bf16", torch.bfloat16)])
 def test_train_ds_runs_in_half_precision(tmp_path: Path, cpu: None, flag: str, dtype: torch.dtype) -> None:
@@ -121,11 +118,11 @@ def test_train_ds_runs_in_half_precision(tmp_path: Path, cpu: None, flag: str, d
 
     right = RELEASE >= (1, 2, 7)
     assert set(run().model.seen) == {dtype if right else torch.float32}
-    with patched("funasr.autocast"):
+    with patched("funasr.precision"):
         assert set(run().model.seen) == {dtype}
 
 
-@pytest.mark.patches("funasr.bf16_scaler")
+@pytest.mark.patches("funasr.precision")
 @pytest.mark.skipif("train_ds" not in ENTRIES, reason="there is no trainer_ds before 1.0.28")
 def test_no_loss_scaling_for_bfloat16(tmp_path: Path) -> None:
     def run() -> tiny_training.Run:
@@ -135,7 +132,7 @@ def test_no_loss_scaling_for_bfloat16(tmp_path: Path) -> None:
 
     first = run().train()[0]
     assert first == pytest.approx(-5 / 65536 if RELEASE < (1, 2, 7) else -5.0, rel=1e-3)
-    with patched("funasr.bf16_scaler", "funasr.scaler"):
+    with patched("funasr.precision"):
         made = run()
         assert made.train() == pytest.approx([-5.0 * n for n in range(1, 7)], rel=1e-5)
     if made.scaler is not None:
@@ -143,7 +140,7 @@ def test_no_loss_scaling_for_bfloat16(tmp_path: Path) -> None:
         assert made.scaler.is_enabled() and made.scaler.state_dict()["scale"] == 65536.0
 
 
-@pytest.mark.patches("funasr.validation_precision")
+@pytest.mark.patches("funasr.precision")
 @pytest.mark.parametrize("flag", ["use_fp16", "use_bf16"])
 def test_train_validates_as_it_trains(flag: str, tmp_path: Path, cpu: None) -> None:
     if flag == "use_fp16" and RELEASE < OLD_SCALER:
@@ -156,7 +153,7 @@ def test_train_validates_as_it_trains(flag: str, tmp_path: Path, cpu: None) -> N
         return run.model.seen
 
     assert set(validated()) == {torch.float32}
-    with patched("funasr.bf16", "funasr.validation_precision"):
+    with patched("funasr.precision"):
         # The stand-in for CUDA's autocast has bfloat16 where no precision is named, as before 1.3.4.
         half = torch.float16 if flag == "use_fp16" and RELEASE >= (1, 3, 4) else torch.bfloat16
         assert set(validated()) == {half}
@@ -266,12 +263,12 @@ def test_reset_gpu_cache(
         assert gpu.train(tiny_training.Run(entry, tmp_path, reset_gpu_cache=True), monkeypatch) == expected
 
 
-@pytest.mark.patches("funasr.cache", "funasr.bf16")
+@pytest.mark.patches("funasr.cache", "funasr.precision")
 def test_what_does_nothing_in_this_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: List[str] = []
     for name in ("info", "warning"):
         monkeypatch.setattr(ddpfix.log, name, lines.append)
-    with patched("funasr.cache", "funasr.bf16"):
+    with patched("funasr.cache", "funasr.precision"):
         tiny_training.Run("train", tmp_path, disable_gpu_cache=True, use_fp16=True)
     used = (1, 0, 11) <= RELEASE < (1, 0, 18)
     assert any("this release of FunASR ignores train_conf.disable_gpu_cache" in line for line in lines) == (not used)

@@ -90,7 +90,7 @@ def _threads() -> Iterator[Set[str]]:
     def noted(name: str, function: Any) -> Any:
         def asked(*args: Any, **kwargs: Any) -> Any:
             # They have no names: threading does not list them.
-            if threading.get_ident() in log.UNLISTED:
+            if threading.get_ident() in log.NOTED.unlisted:
                 seen.add(name)
             return function(*args, **kwargs)
 

@@ -38,7 +38,7 @@ STUBBED = (
 def note(name: str) -> None:
     import threading
 
-    CALLS["ours" if threading.get_ident() in log.UNLISTED else "programs"].add(name)
+    CALLS["ours" if threading.get_ident() in log.NOTED.unlisted else "programs"].add(name)
 
 
 def stub(name: str, value: Any) -> None:

@@ -139,11 +139,12 @@ def test_the_flag_is_decided_without_the_agreement() -> None:
 
     seen: List[Any] = []
     ddpfix.activate(torch_agreement="0", log="off")
-    wrap_hooks._BEFORE.append(seen.append)
+    hook = (wrap_hooks.BEFORE, seen.append)
+    wrap_hooks.HOOKS.append(hook)
     try:
         model = DistributedDataParallel(nn.Linear(2, 2))
     finally:
-        wrap_hooks._BEFORE.remove(seen.append)
+        wrap_hooks.HOOKS.remove(hook)
     assert seen == [model.module]
     assert training.replica_of(model) is None
 

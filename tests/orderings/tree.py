@@ -262,7 +262,7 @@ class World:
             yield from expect(f"the copy in {copy.__name__}", copy.__dict__["begin"] is now, True)
 
     def _wavlm(self) -> Iterator[str]:
-        from ddpfix.layerdrop import cover, shared_method
+        from ddpfix.layerdrop import call, cover
 
         encoder = sys.modules[WAVLM].__dict__["WavLMEncoder"]
         original = self.observer.seen[WAVLM, "WavLMEncoder"]["forward"]
@@ -275,21 +275,19 @@ class World:
         found, below = layers(now)
         yield from expect(f"the layers on {name}", len(found), int(self.active))
         yield from expect(f"{name} leads to the original", below is original, True)
-        yield from expect("recorders", len(shared_method.RECORDERS), int(self.opened))
+        yield from expect("extensions", len(call.EXTENSIONS), 2 * int(self.opened))
 
     def _residue(self) -> Iterator[str]:
         allowed = [f"{HOME}.DistributedDataParallel.__init__"] if self.chain else []
         yield from expect("what is not the original", list(self.observer.changed()), allowed)
         for module, name in (
             ("layerdrop.cover", "COVERED"),
-            ("layerdrop.shared_method", "RECORDERS"),
-            ("models.wrap_hooks", "_BEFORE"),
-            ("models.wrap_hooks", "_REASONS"),
-            ("models.wrap_hooks", "_NOT_REENTRANT"),
-            ("models.wrap_hooks", "_EXCLUDED"),
-            ("patching.layers", "IN_PLACE"),
+            ("layerdrop.call", "EXTENSIONS"),
+            ("models.wrap_hooks", "HOOKS"),
+            ("patching.layers", "CHANGES"),
         ):
             held = getattr(sys.modules.get(f"ddpfix.{module}"), name, ())
+            held = getattr(held, "in_place", held)
             yield from expect(f"ddpfix.{module}.{name}", len(held), 0)
         optimizer = sys.modules.get("torch.optim.optimizer")
         for hooks in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):

@@ -224,9 +224,9 @@ def undone(job: Job) -> None:
     import ddpfix
     from ddpfix import log
 
-    assert log.UNLISTED and [thread for thread in threading.enumerate() if "ddpfix" in str(thread)] == []
+    assert log.NOTED.unlisted and [thread for thread in threading.enumerate() if "ddpfix" in str(thread)] == []
     ddpfix.deactivate()
-    assert not log.UNLISTED
+    assert not log.NOTED.unlisted
     assert distributed.init_process_group.__module__.startswith("torch.")
     assert not hasattr(distributed.init_process_group, "_self_wrapper")
 

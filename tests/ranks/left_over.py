@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from importlib import import_module
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sized
 
 import torch
 from torch import distributed, nn
@@ -67,8 +67,9 @@ def sizes() -> Dict[str, str]:
     for name in OF_ACTIVATION:
         module, _, attribute = name.rpartition(".")
         found = getattr(sys.modules[module], attribute) if module in sys.modules else None
-        if found is not None and len(found):
-            left[name] = repr(found)
+        for part, held in {"": found}.items() if hasattr(found, "__len__") else getattr(found, "__dict__", {}).items():
+            if isinstance(held, Sized) and not isinstance(held, str) and len(held):
+                left[f"{name} {part}".rstrip()] = repr(held)
     return left
 
 

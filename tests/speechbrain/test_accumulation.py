@@ -77,7 +77,7 @@ def test_clipping_acts_on_the_gradients_of_the_step(patched: Side) -> None:
         as_by_hand(patched, "clip_mixed", ONE_BY_ONE, 1e-3 * MIXED_ERROR + 1e-6, **CLIPPED)
 
 
-@pytest.mark.patches("speechbrain.clip_groups")
+@pytest.mark.patches("speechbrain.clipping")
 @pytest.mark.skipif(not since("1.0.0"), reason="clips the parameters of all modules")
 def test_every_group_of_an_optimizer_is_clipped(unpatched: Side, patched: Side) -> None:
     expected = by_hand(ONE_BY_ONE, **CLIPPED)

@@ -11,7 +11,7 @@ import yaml
 from tests.speechbrain import parsing
 from tests.speechbrain.parsing import RELEASE, no_launcher, patched, unpatched  # noqa: F401
 
-pytestmark = [pytest.mark.patches("speechbrain.yaml_options"), pytest.mark.usefixtures("no_launcher")]
+pytestmark = [pytest.mark.patches("speechbrain.options"), pytest.mark.usefixtures("no_launcher")]
 
 FLAG = "find_unused_parameters"
 BASE = """

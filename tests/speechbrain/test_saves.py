@@ -40,7 +40,7 @@ def test_unpatched_deadlocks_where_the_main_process_saves_alone(unpatched: Side,
         assert tiny_runs.alike(runs[way])
 
 
-@pytest.mark.patches("speechbrain.main_saves")
+@pytest.mark.patches("speechbrain.checkpoints")
 @pytest.mark.parametrize("way", WAYS)
 def test_the_main_process_saves_alone(patched: Side, way: str) -> None:
     as_by_hand(patched, way, EPOCH * 2)

@@ -34,8 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unpatched(folder: Path) -> Side:
     where = folder / "unpatched"
     plans = [run(where, "loader", counts="5,3", timeout=6)]
-    if since("0.5.14"):
-        plans += [run(where, "dataset", kind="dataset", counts="3,3")]
     return where, launch.train(plans, where, ddpfix=False)
 
 
@@ -51,7 +49,6 @@ def patched(folder: Path) -> Side:
         run(where, "once", kind="once", counts="3,5"),
         run(where, "nothing", counts="3,0"),
         run(where, "nothing_iterable", kind="iterable", counts="3,0"),
-        run(where, "dataset", kind="dataset", counts="3,3"),
     ]
     if since("0.5.12"):
         plans += [run(where, "limit", ["--optimizer_step_limit=4"], counts="6,3")]
@@ -122,13 +119,6 @@ def test_debug_and_step_limits_end_all_ranks(patched: Side) -> None:
         assert tiny_runs.alike(runs["limit"]) and len(runs["limit"][0].steps) == 4
 
 
-@pytest.mark.patches("speechbrain.no_hparams")
-def test_a_brain_without_hparams_trains(unpatched: Side, patched: Side) -> None:
-    if since("0.5.14"):
-        assert all("has no attribute 'hparams'" in str(result.error) for result in unpatched[1]["dataset"])
-    assert tiny_runs.alike(patched[1]["dataset"]) and len(patched[1]["dataset"][0].steps) == 2
-
-
 def loaded(count: int, **arguments: Any) -> Any:
     from speechbrain.dataio.dataloader import SaveableDataLoader
 
@@ -193,30 +183,6 @@ def test_validation_is_touched_only_where_it_has_collectives(kind: str) -> None:
     if kind == "sentence":
         loader = loaded(3)
         assert uneven.evened(Brain(), loader, False, Held()) is loader
-
-
-@pytest.mark.patches("speechbrain.single_batch")
-def test_exactly_one_batch_a_rank_is_a_batch() -> None:
-    import speechbrain.dataio.sampler
-    from ddpfix.patches.speechbrain import sampler
-    from speechbrain.dataio.sampler import DistributedSamplerWrapper
-
-    def given(batches: List[Any]) -> List[List[Any]]:
-        kinds = (DistributedSamplerWrapper(batches, num_replicas=2, rank=rank, shuffle=False) for rank in (0, 1))
-        return [list(kind) for kind in kinds]
-
-    assert given([[1, 2], [3, 4]]) == [[1, 2], [3, 4]]
-    with pytest.raises(TypeError, match="not iterable"):
-        given([1, 2])
-    site = Site("speechbrain.single_batch")
-    sampler.single(site, speechbrain.dataio.sampler, DistributedSamplerWrapper)
-    try:
-        assert given([[1, 2], [3, 4]]) == [[[1, 2]], [[3, 4]]]
-        assert given([1, 2]) == [[1], [2]]
-        assert given([[1], [2], [3], [4]]) == [[[1], [3]], [[2], [4]]]
-    finally:
-        assert site.undo() == []
-    assert given([[1, 2], [3, 4]]) == [[1, 2], [3, 4]]
 
 
 @pytest.mark.patches("speechbrain.uneven")

@@ -94,10 +94,8 @@ class Shares(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
 
 
 def loader(kind: str, count: int, rank: int) -> Any:
-    """This rank's training data: a loader with a length (``loader``), without one, or a dataset that all share."""
+    """This rank's training data: a loader with a length (``loader``), or without one."""
     indices = [100 * rank + number for number in range(count)]
-    if kind == "dataset":
-        return list(range(count))
     data: Any = indices if kind == "loader" else Shares(indices, kind == "once")
     return torch.utils.data.DataLoader(data, batch_size=1, collate_fn=Batch)
 
@@ -171,16 +169,15 @@ def main() -> None:
 
     if "target" in hparams["modules"]:
         hparams["modules"]["target"].requires_grad_(False).bias += rank * hparams["apart"]
-    known = {"hparams": hparams} if hparams["kind"] != "dataset" else {}
     brain = TinyBrain(
         modules=hparams["modules"],
         opt_class=optimizer,
         run_opts=run_opts,
-        checkpointer=None if hparams["kind"] == "dataset" else hparams["checkpointer"],
-        **known,
+        checkpointer=hparams["checkpointer"],
+        hparams=hparams,
     )
     counts = [int(count) for count in str(hparams["counts"]).split(",")]
-    valid = None if hparams["kind"] == "dataset" else loader("loader", 2, 0)
+    valid = loader("loader", 2, 0)
     training = loader(hparams["kind"], counts[rank], rank)
     brain.fit(hparams["epoch_counter"], training, valid, train_loader_kwargs={"batch_size": 1, "collate_fn": Batch})
     weights = {name.replace("module.", ""): p.detach() for name, p in brain.modules.model.named_parameters()}

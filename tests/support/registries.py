@@ -8,14 +8,19 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Set
 
 from tests.support.rooms import FILES
 
-# Constructors of what can be changed. The others (a lock, a ContextVar, a logger) hold nothing, or for a block only.
+# Constructors of what can be changed, our own among them. The others (a lock, a ContextVar, a logger) hold nothing, or
+# for a block only.
 _MAKERS = {
-    "Counter",
-    "Kept",
-    "OrderedDict",
     "ByIdentity",
+    "Changes",
+    "Counter",
+    "Engine",
+    "Kept",
+    "Noted",
+    "OrderedDict",
     "Registry",
     "Shared",
+    "Trained",
     "WeakKeyDictionary",
     "WeakSet",
     "WeakValueDictionary",
@@ -60,7 +65,7 @@ class Name(NamedTuple):
 
 
 def found() -> List[str]:
-    """The registries of all modules, as ``ddpfix.log.LISTENERS``: bound at module level, and changed by functions."""
+    """The registries of all modules, as ``ddpfix.log.NOTED``: bound at module level, and changed by functions."""
     trees = {name.replace(".__init__", ""): ast.parse(Path(path).read_text("utf-8")) for name, path in FILES.items()}
     names = [name for module, tree in trees.items() for name in _bound(module, tree)]
     changed = {name for module, tree in trees.items() for name in _changed(module, tree)}

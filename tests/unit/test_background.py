@@ -29,7 +29,7 @@ def test_a_thread_of_ours_is_not_listed(capsys: pytest.CaptureFixture[str], monk
     ours = background.Background(run)
     ours.join(20)
     assert during == before == threading.enumerate() and not ours.is_alive()
-    assert capsys.readouterr().err == "a line\n" and not log.UNLISTED
+    assert capsys.readouterr().err == "a line\n" and not log.NOTED.unlisted
 
 
 def test_a_second_copy_does_nothing_and_says_so(

@@ -14,7 +14,7 @@ import wrapt
 
 from ddpfix import log
 from ddpfix.patching.gate import Gate
-from ddpfix.patching.layers import IN_PLACE
+from ddpfix.patching.layers import CHANGES
 from ddpfix.patching.site import Site
 
 Layer = Callable[..., List[str]]
@@ -37,7 +37,7 @@ def kit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kit]:
     monkeypatch.setitem(sys.modules, user.__name__, user)
     yield made
     assert user.__dict__["taken"] is made.function, "a copy was forgotten"
-    assert not IN_PLACE
+    assert not CHANGES.in_place
 
 
 def gated(kit: Kit, site: Site) -> Gate:

@@ -158,7 +158,7 @@ def test_skipped_layers_of_the_last_step() -> None:
     with training.step(replica):
         pass
     assert training.skipped_layers(wrapper) == []
-    training.forget()
+    training.TRAINED.forget()
     assert training.replica_of(wrapper) is None
 
 
@@ -167,10 +167,10 @@ def test_models_are_not_kept_alive() -> None:
     training.register(wrapper, model, 5)
     with training.step(training.replica_of(wrapper)) as step:  # type: ignore[arg-type]
         step.stream(model.encoder)
-    before = len(training._REPLICAS)
+    before = len(training.TRAINED.replicas)
     del wrapper, model, step
     gc.collect()
-    assert len(training._REPLICAS) == before - 1
+    assert len(training.TRAINED.replicas) == before - 1
 
 
 def test_ranks_without_a_store_agree_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

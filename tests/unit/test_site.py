@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterator, List
 import pytest
 import wrapt
 
-from ddpfix.patching.layers import IN_PLACE, stale_copies
+from ddpfix.patching.layers import CHANGES, stale_copies
 from ddpfix.patching.site import Kept, PatchError, Registry, Site, one_search
 from tests.support import undo
 
@@ -66,7 +66,7 @@ def kit() -> Iterator[Any]:
     made.__dict__["user"] = user
     yield made
     del sys.modules[made.__name__], sys.modules[user.__name__]
-    assert not [record for record in IN_PLACE if record.owner in (made, user, made.__dict__["Thing"])]
+    assert not [record for record in CHANGES.in_place if record.owner in (made, user, made.__dict__["Thing"])]
 
 
 def adds(word: str) -> Callable[..., Any]:

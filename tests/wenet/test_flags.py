@@ -9,7 +9,7 @@ import pytest
 
 from tests.wenet import launch, trees
 
-pytestmark = pytest.mark.patches("wenet.flags")
+pytestmark = pytest.mark.patches("wenet.overrides")
 
 WORDS = ["True", "true", "1", "yes", "False", "false", "0", "no", "OFF", "", "maybe"]
 INTENDED = {word: word.lower() in ("true", "1", "yes") for word in WORDS if word != "maybe"}

@@ -51,7 +51,7 @@ def output_of(name: str, tree: Path, before: List[str], **environ: str) -> Any:
     return ran(["-W", "ignore", "-c", CODE.format(name=name, before=before)], tree, **environ)  # type: ignore[arg-type]
 
 
-@pytest.mark.patches("wenet.typing_names")
+@pytest.mark.patches("wenet.imports")
 @pytest.mark.parametrize("tree", trees.every(("v2", "v3"), trees.since("v2.1.0")))
 def test_names_of_typing(tree: Path) -> None:
     if not missing("torch.nn.modules.conv", "Union"):
@@ -66,14 +66,16 @@ def test_names_of_typing(tree: Path) -> None:
     assert done.stdout.splitlines()[-1].endswith("True"), done.stdout
 
 
-@pytest.mark.patches("wenet.sox_buffer")
+@pytest.mark.patches("wenet.imports")
 @pytest.mark.parametrize("tree", trees.every(("v2", "v3"), trees.since("v2.2.1")))
 def test_the_buffer_of_sox(tree: Path) -> None:
     if not missing("torchaudio.utils", "sox_utils"):
         pytest.skip("this torchaudio still has it")
-    names = {"DDPFIX": "1", "DDPFIX_WENET_SOX_BUFFER": "0"}
+    names = {"DDPFIX": "1", "DDPFIX_WENET_IMPORTS": "0"}
     unpatched = output_of(processor(tree), tree, [], **names)
-    assert unpatched.returncode == 1 and f"AttributeError: {SOX}" in unpatched.stderr
+    # On main, import wenet itself fails first.
+    error = f"ImportError: {TORCH}" if trees.version(tree) == "3.2.0.dev0" else f"AttributeError: {SOX}"
+    assert unpatched.returncode == 1 and error in unpatched.stderr
     done = output_of(processor(tree), tree, ["torch"], DDPFIX="1")
     assert done.returncode == 0, done.stderr
     assert ", True] [] [" in done.stdout.splitlines()[-1] and done.stdout.splitlines()[-1].endswith("True")

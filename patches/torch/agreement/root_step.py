@@ -56,7 +56,7 @@ def put(site: Site, owner: type, factory: Callable[[Any], Callable[..., Any]]) -
     """Make the forward of a class the step of its models: ``factory(original)`` returns what is called in its place."""
     site.wrap_hot(owner, "forward", factory)
     skip_frames(vars(owner)["forward"])
-    site.at_undo(training.forget)
+    site.at_undo(training.TRAINED.forget)
 
 
 def is_inner(model: Any) -> bool:

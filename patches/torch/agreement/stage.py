@@ -32,7 +32,7 @@ NOT_ASKED = (
 
 
 def ranks(site: Site, module: ModuleType, owner: Any) -> None:
-    site.at_undo(training.forget)
+    site.at_undo(training.TRAINED.forget)
     ddp.put(site, owner, Agreement(site))
 
 

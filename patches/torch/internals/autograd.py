@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Set, Tuple
 
 import torch
 
@@ -19,10 +19,22 @@ LEAVES_ALONE = "is for something else"
 # The whole graph runs, and no parameter of the model is in it, or a reentrant checkpoint hides it.
 UNSEEN = "reaches none that can be seen"
 UNSURE = "may be for something else"
-# How many reentrant checkpoints have been made in this process, by torch's own function.
-HIDING = [0]
 
 
+class Engine:
+    """What is known of the autograd engine of this process.
+
+    Attributes:
+        threads: those in which an outermost backward runs; empty outside of one.
+        checkpoints: how many reentrant checkpoints have been made, by torch's own function.
+    """
+
+    def __init__(self) -> None:
+        self.threads: Set[int] = set()
+        self.checkpoints = 0
+
+
+ENGINE = Engine()
 # Whether the engine can be asked whether it runs.
 TELLS = TASK is not None
 
@@ -95,5 +107,5 @@ def _is_custom(node: Any) -> bool:
 
 
 def hides_since(count: int) -> bool:
-    """Return whether a reentrant checkpoint was made since there were ``count`` of them (:data:`HIDING`)."""
-    return HIDING[0] != count
+    """Return whether a reentrant checkpoint was made since there were ``count`` of them (:data:`ENGINE`)."""
+    return ENGINE.checkpoints != count

@@ -58,8 +58,6 @@ class Check(Protocol):
 Observers = List["weakref.ref[Observer]"]
 # What a backward may be called for that can be read twice.
 _ROOTS = (torch.Tensor, tuple, list)
-# The threads in which an outermost backward runs.
-RUNS: Set[int] = set()
 
 
 def _once(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
@@ -150,7 +148,7 @@ class Backwards:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         checks, looking, task, unsettled = self._checks, self.looking, TASK, self._unsettled
-        runs, thread = RUNS, threading.get_ident
+        runs, thread = autograd.ENGINE.threads, threading.get_ident
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             if task() >= 0:
@@ -185,7 +183,7 @@ class Backwards:
 
     def _around_of_old(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Before torch 2.1 all threads count as one: the engine's own call backward in a checkpoint."""
-        looking, runs, thread = self.looking, RUNS, threading.get_ident
+        looking, runs, thread = self.looking, autograd.ENGINE.threads, threading.get_ident
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             if runs:

@@ -33,7 +33,7 @@ class Checkpoints:
         return self._inherited(*args)
 
     def count(self, site: Site, owner: Any) -> None:
-        """Count them (:data:`.autograd.HIDING`) until the patch is undone."""
+        """Count them (:data:`.autograd.ENGINE`) until the patch is undone."""
         self._shared.join(site, "count", None, functools.partial(self._put_on, owner))
 
     def run(self, site: Site, owner: Any, run: Run) -> None:
@@ -45,7 +45,7 @@ class Checkpoints:
         self._inherited = inherited
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            autograd.HIDING[0] += 1
+            autograd.ENGINE.checkpoints += 1
             run = shared.subscribers[0]
             try:
                 if cls is not owner or len(args) < 2 or kwargs:

@@ -26,7 +26,7 @@ def steps(site: Site, module: ModuleType, owner: Any) -> None:
 
 def fully_shard(site: Site, module: ModuleType, owner: Any) -> None:
     site.wrap(module, "fully_shard", functools.partial(_fully_sharded, site))
-    site.at_undo(training.forget)
+    site.at_undo(training.TRAINED.forget)
 
 
 def _forward(site: Site, original: Any) -> Callable[..., Any]:

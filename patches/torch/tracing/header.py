@@ -75,10 +75,10 @@ def tell_patches(site: Site, writer: Writer, known: List[Dict[str, str]]) -> Lis
 
 def tell_settings(writer: Writer, known: Dict[str, Any]) -> Dict[str, Any]:
     """Write a line for each setting of a toolkit that is not known as it is now; returns all of them."""
-    for name, (requested, effective, note) in log.SETTINGS.items():
+    for name, (requested, effective, note) in log.NOTED.settings.items():
         if known.get(name) != (requested, effective, note):
             writer.line(schema.SETTING, name=name, requested=requested, effective=effective, note=note)
-    return dict(log.SETTINGS)
+    return dict(log.NOTED.settings)
 
 
 def tell_explanation(writer: Writer, step: int) -> None:
@@ -115,7 +115,7 @@ class Heard:
         self._is_on, self._step = is_on, step
         self._writer: Optional[Writer] = None
         self._held: List[Tuple[str, str, float]] = []
-        log.LISTENERS.append(self._line)
+        log.NOTED.listeners.append(self._line)
 
     def begin(self, writer: Writer) -> None:
         """Write what was logged before there was a writer, and each line from now on."""
@@ -125,8 +125,8 @@ class Heard:
         self._held.clear()
 
     def end(self) -> None:
-        if self._line in log.LISTENERS:
-            log.LISTENERS.remove(self._line)
+        if self._line in log.NOTED.listeners:
+            log.NOTED.listeners.remove(self._line)
 
     def _line(self, level: str, text: str) -> None:
         if not self._is_on():

@@ -334,6 +334,6 @@ class Recorder:
         self.writer.row(self._last)
         if self.steps == 1:
             self._head = header.tell_patches(self._site, self.writer, self._head)
-        if self._told != log.SETTINGS:
+        if self._told != log.NOTED.settings:
             self._told = header.tell_settings(self.writer, self._told)
         self.on = self.writer.on

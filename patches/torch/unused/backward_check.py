@@ -16,7 +16,7 @@ from torch import nn
 from ..internals import autograd, modes, reducer
 from ..internals.tensors import written
 from ..pipeline import ddp
-from ..pipeline.backward import RUNS, Backwards
+from ..pipeline.backward import Backwards
 from .states import ARMED, FINALIZED, FORWARD, UNPREPARED, USUAL, Reduction
 
 # The gradient of one parameter in front of a backward, and how often it was written to.
@@ -80,7 +80,7 @@ class BackwardCheck:
 
     def _is_of_another_thread(self) -> bool:
         """Return whether a backward may be another model's, while this one's runs: DDP waits in the middle of it."""
-        return len(RUNS) > 1 and self._model.thread != threading.get_ident()
+        return len(autograd.ENGINE.threads) > 1 and self._model.thread != threading.get_ident()
 
     def _follow_within(self, hooked: Reduction) -> BackwardInForward:
         # Not each of these reductions is noticed, so that ranks would count them differently.

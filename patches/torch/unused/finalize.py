@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Type
 from ddpfix import log
 from ddpfix.exchange import roll_call
 from ddpfix.exchange.keys import can_ask
+from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
 
 from ..internals import process_groups
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def after_backward(site: Site, module: ModuleType, owner: Any) -> None:
-    site.register(flag.FLAG_ALTERNATIVES, _possible)
+    wrap_hooks.replaces_flag(site, _possible)
     steps = site.keep(Steps)
     # Not with the last model: torch may be calling its hooks when that one is collected.
     site.at_undo(lambda: steps.leave(PLACE))

@@ -103,7 +103,7 @@ class Finalizer:
             self._check.end()
         if self.used.is_due:
             self.used.settle()
-        self._begun_at = autograd.HIDING[0]
+        self._begun_at = autograd.ENGINE.checkpoints
         backwards = self.backwards
         if backwards.done and self.state is not PENDING and self._wrapper().require_backward_grad_sync:  # type: ignore[union-attr]
             if backwards.usual:

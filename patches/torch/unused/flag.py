@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from types import ModuleType
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.layerdrop import cover
 from ddpfix.models import wrap_hooks
-from ddpfix.patching.site import Registry, Site
+from ddpfix.patching.site import Site
 from ddpfix.user_code import package_that_calls, whose
 
 from ..internals import modes
@@ -23,9 +23,6 @@ from ..internals.wrapper import rebuild
 from ..pipeline import ddp
 
 FLAG = "find_unused_parameters"
-# possible(arguments): whether a model can train without the flag whatever it leaves unused (see :mod:`.finalizer`).
-FLAG_ALTERNATIVES: Registry[Callable[[Dict[str, Any]], bool]] = Registry(wrap_hooks.AT)
-
 
 # Kinds of devices on which the flag is the slower of the two ways: with it torch copies a bitmap to the host in each
 # step that leaves something out, and the host waits for the whole backward. `python -m tests.gpu` measures it; a kind
@@ -94,7 +91,7 @@ _EXCLUDED_HOOKS = ("powerSGD_hook", "batched_powerSGD_hook")
 def _unset_flag(model: ddp.Wrapped, hook: str) -> None:
     """Rebuild DDP's reducer without the flag, as DDP does for a copy, if the model can train without it."""
     wrapper = model.wrapper
-    if not any(possible({}) for possible in FLAG_ALTERNATIVES):
+    if not wrap_hooks.can_replace_flag({}):
         return
     model.flag_is_ours = wrapper.find_unused_parameters = False
     rebuild(wrapper)
@@ -133,7 +130,7 @@ def _decide(call: ddp.Call, always: bool) -> bool:
         return user_value
     reasons = ([f"{names} skips layers at random"] if names else []) + idle
     against = "" if always else _against(arguments)
-    if against and any(possible(arguments) for possible in FLAG_ALTERNATIVES):
+    if against and wrap_hooks.can_replace_flag(arguments):
         log.info(
             f"{FLAG} is not set ({'; '.join(reasons)}), because {against}. ddpfix completes each reduction after the"
             " backward instead. DDPFIX_UNUSED=find sets the flag"
