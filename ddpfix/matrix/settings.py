@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
-from ddpfix.matrix import gone, pyproject
+from ddpfix.matrix import gone
 from ddpfix.matrix.known_settings import LONGEST, OBSERVING, PREFIX, SETTINGS, TRAINING, Setting, SettingsError, shown
 
 __all__ = ["PREFIX", "SETTINGS", "SWITCH", "Setting", "Settings", "SettingsError", "read", "switch_name", "wanted"]
@@ -85,7 +85,7 @@ def read(
     switches_by_variable = {switch_name(patch): patch for patch in patches}
     reader = _Reader(switches_by_variable)
     try:
-        table = pyproject.table(folder if folder is not None else Path.cwd())
+        table = _table(folder if folder is not None else Path.cwd())
     except ValueError as error:
         raise SettingsError(str(error)) from None
     reader.table(table, "pyproject.toml [tool.ddpfix] ")
@@ -93,6 +93,43 @@ def read(
     reader.table({name: value for name, value in arguments.items() if value is not None}, _ARGUMENT)
     reader.off_switches(environ)
     return Settings(reader.values, reader.switches, reader.sources, reader.gone)
+
+
+def _table(folder: Path) -> Mapping[str, object]:
+    """Return the table ``[tool.ddpfix]``, empty where there is none; raise ValueError, with the file, for a bad one."""
+    file = folder / "pyproject.toml"
+    try:
+        # A pipe of that name would be waited for.
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    except (OSError, UnicodeDecodeError):
+        return {}
+    # Most projects have no settings of ours: their file is not parsed, and errors in it are not reported.
+    if "tool.ddpfix" not in text:
+        return {}
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        tool = tomllib.loads(text).get("tool", {})
+    except (ValueError, RecursionError) as error:
+        # Of the latter kinds are numbers with thousands of digits, and deep nesting.
+        raise ValueError(f"{file}: {error}") from None
+    # Another tool's business is none of ours.
+    found = tool.get("ddpfix", {}) if isinstance(tool, dict) else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{file}: [tool.ddpfix] must be a table")
+    return found
+
+
+def _as_text(value: object) -> str:
+    """Return a value as it would stand in the environment; raise ValueError for a list or a table.
+
+    A hexadecimal number may be longer than Python writes one: that is a ValueError as well.
+    """
+    if isinstance(value, (list, dict)):
+        raise ValueError("expected a text or a number")
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _now(earlier: Optional[str]) -> str:
@@ -170,7 +207,7 @@ class _Reader:
     def table(self, table: Mapping[str, object], where: str) -> None:
         for key, value in sorted(table.items(), key=lambda item: gone.age(switch_name(item[0]))):
             try:
-                text = pyproject.as_text(value)
+                text = _as_text(value)
             except ValueError as error:
                 raise SettingsError(f"{where}{key}: {error}") from None
             self.set(key, text, where + key)

@@ -93,41 +93,6 @@ CLAIMS: Tuple[Claim, ...] = (
         "sampling_ratio is 0, and nothing but the sampler embeds tokens",
         {"": ("EParaformer",), "decoder": ("decoders",)},
     ),
-    Claim(
-        "MonotonicAligner",
-        ("predictor.cif_output",),
-        lambda model: True,
-        "the loss takes nothing but timestamps from the predictor",
-        {"": ("MonotonicAligner",), "predictor": ("CifPredictorV3",)},
-    ),
-    Claim(
-        "MonotonicAligner",
-        ("predictor.cif_conv1d",),
-        lambda model: not getattr(model.predictor, "use_cif1_cnn", True),
-        "use_cif1_cnn is false, and the loss takes nothing but timestamps from the predictor",
-        {"": ("MonotonicAligner",), "predictor": ("CifPredictorV3",)},
-    ),
-    Claim(
-        "UniASR",
-        ("encoder2", "decoder2", "predictor2", "stride_conv"),
-        lambda model: model.loss_weight_model1 >= 1,
-        "loss_weight_model1 is 1, so that the second model does not run",
-        {"": ("UniASR",)},
-    ),
-    Claim(
-        "UniASR",
-        ("encoder", "decoder", "predictor"),
-        lambda model: bool(model.enable_maas_finetune),
-        "enable_maas_finetune runs the first model without gradients",
-        {"": ("UniASR",)},
-    ),
-    Claim(
-        "UniASR",
-        ("encoder2", "stride_conv"),
-        lambda model: bool(model.freeze_encoder2),
-        "freeze_encoder2 runs them without gradients",
-        {"": ("UniASR",)},
-    ),
 )
 
 

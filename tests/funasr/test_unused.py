@@ -109,37 +109,11 @@ MORE: Dict[str, Tuple[str, Dict[str, Any], int, List[str]]] = {
     ),
     "e_paraformer": ("EParaformer", {}, 0, []),
     "e_paraformer, no sampler": ("EParaformer", {"model_conf": {"sampling_ratio": 0.0}}, 1, ["decoder.embed"]),
-    "aligner": (
-        "MonotonicAligner",
-        {"predictor": "CifPredictorV3", "predictor_conf": recipes._TIMESTAMPS},
-        4,
-        ["predictor.cif_conv1d", "predictor.cif_output"],
-    ),
-    "aligner, one cnn": (
-        "MonotonicAligner",
-        {"predictor": "CifPredictorV3", "predictor_conf": {**recipes._TIMESTAMPS, "use_cif1_cnn": True}},
-        2,
-        ["predictor.cif_output"],
-    ),
-    "uniasr": ("UniASR", tiny_model.two_models(), 0, []),
-    "uniasr, first": (
-        "UniASR",
-        {**tiny_model.two_models(), "loss_weight_model1": 1.0},
-        82,
-        ["encoder2", "decoder2", "predictor2", "stride_conv"],
-    ),
-    "uniasr, second": (
-        "UniASR",
-        {**tiny_model.two_models(), "enable_maas_finetune": True},
-        80,
-        ["encoder", "decoder", "predictor"],
-    ),
-    "uniasr, frozen": ("UniASR", {**tiny_model.two_models(), "freeze_encoder2": True}, 30, ["encoder2", "stride_conv"]),
 }
 
 
-# Before, their forwards raise: no attribute "step_cur", a loss of another size; "interctc_weight" is not defined.
-SINCE = {"ParaformerStreaming": (1, 0, 18), "UniASR": (1, 0, 2)}
+# Before, its forward raises: no attribute "step_cur", a loss of another size.
+SINCE = {"ParaformerStreaming": (1, 0, 18)}
 
 
 @pytest.mark.parametrize("case", MORE)

@@ -53,17 +53,6 @@ def chunked() -> Dict[str, Any]:
     return {"encoder": "SANMEncoderChunkOpt", "encoder_conf": {**sizes, **look_back}}
 
 
-def two_models() -> Dict[str, Any]:
-    """The part of a configuration that makes a UniASR: two models, the second one on the first one's encoder."""
-    whole = recipes._merged(recipes.config("Paraformer", Path()), chunked())
-    first = {"decoder": "FsmnDecoderSCAMAOpt", "predictor_weight": 1.0, "predictor_bias": 1}
-    second: Dict[str, Any] = {"encoder2": whole["encoder"], "predictor2": whole["predictor"]}
-    second.update({f"{part}2_conf": whole[f"{part}_conf"] for part in ("encoder", "decoder", "predictor")})
-    second.update(decoder2=first["decoder"], predictor2_weight=1.0, predictor2_bias=1)
-    between = {"stride_conv": "stride_conv1d", "stride_conv_conf": {"kernel_size": 2, "stride": 2, "pad": [0, 1]}}
-    return {**chunked(), **first, **second, **between}
-
-
 def idle(model: Any, batches: int = 6) -> Dict[str, int]:
     """How many of ``batches`` random batches left a parameter without gradient, for those that ever were."""
     model.train()

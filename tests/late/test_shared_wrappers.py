@@ -11,7 +11,7 @@ import torch
 from ddpfix.patches.torch.internals import autograd
 from ddpfix.patches.torch.pipeline import backward, ddp
 from ddpfix.patches.torch.pipeline.optimizers import Steps
-from ddpfix.patches.torch.pipeline.shared import Shared
+from ddpfix.patches.torch.pipeline.order import Shared
 from ddpfix.patches.torch.tracing import async_values
 from ddpfix.patches.torch.unused import accumulation, skipped_layers
 from torch import nn

@@ -12,7 +12,7 @@ from typing import Any, List
 import pytest
 
 from ddpfix import engine
-from ddpfix.matrix import compiled, loader, places
+from ddpfix.matrix import compiled, loader
 from ddpfix.matrix.compiling import write
 from ddpfix.matrix.compiling.reader import Reader
 from ddpfix.matrix.model import Matrix
@@ -134,7 +134,7 @@ def test_none_is_refused_in_one_line(checkout: Path, content: Any) -> None:
 
 def test_it_is_compiled_to_the_same_bytes() -> None:
     assert FILE.read_text(encoding="utf-8") == write.dump(Reader(YAML).matrix(), YAML.read_bytes())
-    assert places.source() == YAML
+    assert loader.source() == YAML
 
 
 def test_the_package_needs_no_yaml() -> None:

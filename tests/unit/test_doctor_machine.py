@@ -13,9 +13,9 @@ from ddpfix.cli.doctor import limits, network
 from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Problem
 from ddpfix.cli.doctor.network import Interface
 
-V4, V6 = int(socket.AF_INET), int(socket.AF_INET6)
-LO = [Interface("lo", V4, "127.0.0.1"), Interface("lo", V6, "::1")]
-ETH = [Interface("eth0", V4, "10.0.0.5"), Interface("eth0", V6, "fe80::1")]
+V4 = int(socket.AF_INET)
+LO = [Interface("lo", "127.0.0.1"), Interface("lo", "::1")]
+ETH = [Interface("eth0", "10.0.0.5"), Interface("eth0", "fe80::1")]
 
 
 def about(findings: List[Problem], *words: str) -> List[str]:
@@ -24,14 +24,6 @@ def about(findings: List[Problem], *words: str) -> List[str]:
 
 
 # Network.
-
-
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [("eth", True), ("=eth", False), ("=eth0,ib9", True), ("^docker,lo", True), ("^lo,e", False), ("eth0:2", True)],
-)
-def test_names_are_chosen_as_nccl_does(chosen: str, expected: bool) -> None:
-    assert network.is_there(chosen, ["lo", "eth0"]) is expected
 
 
 def with_name(monkeypatch: pytest.MonkeyPatch, addresses: List[str], local: List[str]) -> None:
@@ -63,7 +55,6 @@ def test_what_gloo_would_take(
     [
         ("gloo", {"GLOO_SOCKET_IFNAME": "eth7"}, ["GLOO_SOCKET_IFNAME names no interface"], [BLOCKS]),
         ("nccl", {"GLOO_SOCKET_IFNAME": "eth0,eth7"}, ["GLOO_SOCKET_IFNAME names no interface"], [WARNING]),
-        ("nccl", {"NCCL_SOCKET_IFNAME": "mlx"}, ["NCCL_SOCKET_IFNAME names no interface"], [BLOCKS]),
         ("gloo", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, ["gloo would use the loopback"], [BLOCKS]),
         ("nccl", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, ["gloo would use the loopback"], [WARNING]),
         ("gloo", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, ["would use the loopback"], []),
@@ -75,8 +66,8 @@ def test_interfaces_that_ranks_cannot_meet_over(
     with_name(monkeypatch, ["127.0.1.1"], ["127.0.1.1"])
     section, findings = network.look(backend, environ, [*LO, *ETH])
     assert about(findings, *words) == levels
-    # Names and kinds of addresses are shown, and no address.
-    assert section["interfaces"]["eth0"] == {"up": True, "addresses": ["IPv4 private", "IPv6 link-local"]}
+    # Names are shown, and no address.
+    assert section["interfaces"] == ["lo", "eth0"]
     assert "10.0.0.5" not in json.dumps(section) + str(findings)
 
 
@@ -99,9 +90,9 @@ def test_another_address_of_the_loopback_is_the_loopbacks(monkeypatch: pytest.Mo
 
 
 def test_a_host_of_a_thousand_containers() -> None:
-    many = [Interface(f"veth{number}", V6, "fe80::1") for number in range(1000)]
+    many = [Interface(f"veth{number}", "fe80::1") for number in range(1000)]
     section, findings = network.look("gloo", {}, [*LO, *many])
-    assert len(section["interfaces"]) == 24 and section["more_interfaces"] == 977
+    assert len(section["interfaces"]) == 24
 
 
 # Limits.

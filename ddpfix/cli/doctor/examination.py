@@ -9,7 +9,7 @@ from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Problem, Section, in_orde
 from ddpfix.matrix import loader
 
 #: The form of the data; a key that goes or changes its meaning makes it a new one.
-FORMAT = 3
+FORMAT = 4
 
 
 def make() -> Dict[str, Any]:

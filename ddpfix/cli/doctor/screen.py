@@ -93,13 +93,9 @@ def _settings(part: Mapping[str, Any]) -> List[Row]:
 
 
 def _network(part: Mapping[str, Any]) -> List[Row]:
-    rows = [
-        (name, ("" if each["up"] else "down, ") + said(each["addresses"])) for name, each in part["interfaces"].items()
-    ]
-    if part["more_interfaces"]:
-        rows.append(("and more", str(part["more_interfaces"])))
-    rows.append(("gloo would use", f"{said(part['gloo']['would_take'])} ({part['gloo']['why']})"))
-    return [("backend", said(part["backend"])), *rows, ("host name resolves", said(part["host_name_resolves"]))]
+    taken = f"{said(part['gloo']['would_take'])} ({part['gloo']['why']})"
+    rows = [(name.replace("_", " "), said(part[name])) for name in ("backend", "interfaces", "host_name_resolves")]
+    return [*rows, ("gloo would use", taken)]
 
 
 def _limits(part: Mapping[str, Any]) -> List[Row]:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ddpfix.matrix import places
+from ddpfix.matrix import loader
 from ddpfix.matrix.compiling import rows, tested
 from ddpfix.matrix.compiling.nodes import Node, root
 from ddpfix.matrix.compiling.toolkits import Toolkits, read_toolkits
@@ -52,7 +52,7 @@ class Reader:
         return self._untested(self._top())
 
     def _top(self) -> Dict[str, Node]:
-        if not places.patches().is_dir():
+        if not loader.patches().is_dir():
             raise MatrixError(f"{self.path}:1: the patches are missing; reinstall ddpfix")
         whole = root(self.path)
         # First, because a file of another schema has other keys.

@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Sequence
 import yaml
 from packaging.version import Version
 
-from ddpfix.matrix import places
+from ddpfix.matrix import loader
 from ddpfix.matrix.compiling.nodes import Node
 from ddpfix.matrix.compiling.toolkits import Toolkits
 from ddpfix.matrix.model import Patch, Row, Target
@@ -140,7 +140,7 @@ def shipped(code: str) -> bool:
     if not _CODE.match(code):
         return False
     module, _, function = code.partition(":")
-    file = places.patches().joinpath(*module.split(".")).with_suffix(".py")
+    file = loader.patches().joinpath(*module.split(".")).with_suffix(".py")
     return file.is_file() and f"\ndef {function}(" in file.read_text(encoding="utf-8")
 
 

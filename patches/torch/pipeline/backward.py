@@ -18,8 +18,7 @@ from ddpfix.patching import tracebacks
 from ddpfix.patching.site import Site
 
 from ..internals import autograd
-from .order import BACKWARD
-from .shared import Shared
+from .order import BACKWARD, Shared
 
 
 class Observer(Protocol):

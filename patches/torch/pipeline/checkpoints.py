@@ -14,7 +14,7 @@ from ddpfix.patching.attribution import looks_like
 from ddpfix.patching.site import Site
 
 from ..internals import autograd
-from .shared import Shared
+from .order import Shared
 
 # Runs one: with what is checkpointed, whether its random state is preserved, and the arguments.
 Run = Callable[[Any, bool, Sequence[Any]], Any]

@@ -49,7 +49,7 @@ from .model import replica as replica
 from .model import until_destroyed as until_destroyed
 from .order import ORDER as ORDER
 from .order import REDUCER as REDUCER
-from .shared import Shared
+from .order import Shared
 
 
 class Call:

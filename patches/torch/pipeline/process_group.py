@@ -18,8 +18,7 @@ from ddpfix import log
 from ddpfix.exchange import lowest_rank
 from ddpfix.patching.site import Site
 
-from .order import GROUP
-from .shared import Shared
+from .order import GROUP, Shared
 
 
 class Follower:

@@ -20,7 +20,7 @@ from ..internals.wrapper import inner, joins, trains
 from . import ddp
 from .backward import Backwards
 from .optimizers import Steps
-from .shared import Shared
+from .order import Shared
 
 _JOINS = "DDPFIX_UNEVEN has no effect on {}, which trains inside join(): join() handles uneven data itself"
 # So many forwards without a backward have their place recorded; a program with more of them means it so.
