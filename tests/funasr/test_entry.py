@@ -34,9 +34,10 @@ def main(**kwargs):
     y = kwargs["y"] if isinstance(kwargs["y"], bool) else dict(kwargs["y"])
     print("main", json.dumps({"y": y, "inside": entry.current() is not None}))
 
+from ddpfix import engine
 from ddpfix.patches.funasr import entry
 from ddpfix.patching.site import Site
-site = Site("test")
+site = Site("test", activation=engine.current())
 original = main
 HOOKS
 main_hydra()

@@ -435,5 +435,6 @@ def test_finalized_after_backward_it_needs_neither_flag_nor_freezing(entry: str,
     assert (flag_and_frozen(late), flag_and_frozen(edited)) == ((False, 0), (True, 0))
     assert trained.same_steps([*late, *edited])
     assert len(late[0].steps) == STEPS
-    assert f"{DEAD[CHIEF]} parameters of {NAME} (" in late[0].log and "got no gradient" in late[0].log
+    number = "1 parameter" if DEAD[CHIEF] == 1 else f"{DEAD[CHIEF]} parameters"
+    assert f"{number} of {NAME} (" in late[0].log and "got no gradient" in late[0].log
     assert FINALIZED in late[0].log
