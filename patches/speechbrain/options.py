@@ -7,26 +7,37 @@ Overrides of the yaml are passed on as they were typed.
 Before 1.1.0 the parser returns a full dict in which a default looks like something typed, so that a yaml value has no
 chance (speechbrain issue 2340: ``find_unused_parameters: True`` in the yaml was ignored). From 1.1.0 ``RunOptions``
 keeps the names of what was typed in ``overridden_args``.
+
+Recipes read ``run_opts["device"]`` and hand the run options to ``ddp_init_group`` before the yaml is loaded, so what
+the yaml says has to be in them. Nothing of the yaml is carried out for that: a value that is no plain one stays with
+hparams.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+import re
 import sys
+from importlib import import_module
 from types import MethodType, ModuleType
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
 from ddpfix import log
+from ddpfix.matrix.settings import near
 from ddpfix.modules import globals_of
 from ddpfix.patching.site import Site
 
-from . import parser, yaml_options
+from . import parser
 from .line import Hooks, Line, items
 from .parser import Option
 
 Parsed = Tuple[str, Any, str]
 Given = Tuple[bool, Any]
+# How many places of a key are named.
+_MOST = 2
+_PLAIN = (bool, int, float, str)
 
 
 class Options(Dict[str, Any]):
@@ -100,12 +111,12 @@ def _line(hooks: Hooks, owner: Any, argv: List[str]) -> Optional[Line]:
         return None
     arg_parser = parser.of(owner)
     known = {**{option.name: option for option in hooks.known}, **parser.options(arg_parser)}
-    tree = yaml_options.read(path)
+    tree = _read_yaml(path)
     line = Line(arg_parser, known, tree, path, items(argv, path, known, tree))
     for item in line.items:
         if item.option is not None:
             line.user_values[item.option.name] = _typed(line, item.option, item.texts)
-    yaml_options.misplaced(line)
+    _name_misplaced(line)
     for hook in list(hooks.before):
         hook(line)
     return line
@@ -130,7 +141,7 @@ def _finished(hooks: Hooks, line: Line, result: Parsed) -> Parsed:
         if line.options[name].kind == "flag" or not line.has(name):
             line.values[name] = value
     _count_steps(line)
-    yaml_options.normalise(line)
+    _apply_yaml(line)
     for hook in list(hooks.after):
         hook(line)
     return path, _returned(line, run_opts), overrides
@@ -155,3 +166,78 @@ def _returned(line: Line, run_opts: Any) -> Any:
     changed = {name: value for name, value in line.values.items() if name in known and value != run_opts[name]}
     overridden = set(run_opts.overridden_args) | (line.typed & known)
     return dataclasses.replace(run_opts, **changed, overridden_args=overridden)
+
+
+def _read_yaml(path: str) -> Mapping[str, Any]:
+    """Return the top level of a yaml with its tags; empty where the release says itself what is wrong with it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            tree = import_module("ruamel.yaml").YAML().load(file)
+    except Exception as error:
+        log.debug(f"{path} is not read before SpeechBrain does so: {error!r}")
+        return {}
+    return tree if isinstance(tree, Mapping) else {}
+
+
+def _plain(node: Any) -> Any:
+    """Return a value of the yaml as Python has it; None for one that only hparams can tell: a tag, a mapping."""
+    tag = getattr(node, "tag", None)
+    if getattr(tag, "value", tag) is not None:
+        return None
+    if isinstance(node, list):
+        return [_plain(part) for part in node]
+    return next((kind(node) for kind in _PLAIN if isinstance(node, kind)), None)
+
+
+def _name_misplaced(line: Line) -> None:
+    """Name overrides of keys that the yaml does not have, or not at its top level (speechbrain issue 2729)."""
+    for item in line.items if line.tree else ():
+        key = item.words[0][2:].partition("=")[0]
+        if item.option is not None or item.words[0][:2] != "--" or key in line.tree:
+            continue
+        places = list(_places(line.tree, key, []))
+        typed, file = f"--{key}={' '.join(item.texts)}", os.path.basename(line.path)
+        if places:
+            within = " and ".join(".".join(path) for path, _ in places[:_MOST])
+            instead = dict.fromkeys(_override(line.tree, *place, key, " ".join(item.texts)) for place in places[:_MOST])
+            log.warning(f"{typed}: {file} has {key} in {within}, not at the top level. Type {' '.join(instead)}")
+        elif near(key, filter(_is_text, line.tree)):
+            log.warning(f"{typed}: {file} has no {key}{near(key, filter(_is_text, line.tree))}")
+
+
+def _is_text(key: Any) -> bool:
+    return isinstance(key, str)
+
+
+def _places(node: Any, key: str, path: List[str]) -> Iterator[Tuple[List[str], Any]]:
+    """(names of the mappings around it, value) of each key of this name."""
+    for name, value in node.items():
+        if name == key and path:
+            yield path, value
+        elif isinstance(value, Mapping) and _is_text(name):
+            yield from _places(value, key, [*path, name])
+
+
+def _override(tree: Mapping[str, Any], path: List[str], value: Any, key: str, text: str) -> str:
+    """Return the override that reaches a value: of what it refers to at the top level, or of its mapping."""
+    refers = re.fullmatch(r"<(\w+)>", str(getattr(value, "value", "")).strip())
+    if refers and refers[1] in tree:
+        return f"--{refers[1]}={text}"
+    inner = f"{{{key}: {text}}}"
+    for name in reversed(path[1:]):
+        inner = f"{{{name}: {inner}}}"
+    return f"--{path[0]}='{inner}'"
+
+
+def _apply_yaml(line: Line) -> None:
+    """Put the yaml's values in the run options for which nothing was typed."""
+    for name in filter(line.has, line.options):
+        value = _plain(line.tree.get(name))
+        if name in line.typed or name == "local_rank" or value is None:
+            continue
+        if line.options[name].kind == "flag":
+            # What is no truth value is something else of the same name.
+            value = value if isinstance(value, (bool, int)) else parser.truth(value)
+        if value is not None:
+            line.values[name] = value
+            line.of_yaml.add(name)
