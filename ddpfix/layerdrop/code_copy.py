@@ -138,7 +138,7 @@ class _Change(ast.NodeTransformer):
         if not self._shares:
             # The draw is made, and its layer kept.
             pair = ast.Tuple(elts=[node, ast.Constant(value=not decision.skip)], ctx=ast.Load())
-            return _placed(ast.Subscript(value=pair, slice=_index_of(1), ctx=ast.Load()), node)
+            return _placed(ast.Subscript(value=pair, slice=source.index_from("1"), ctx=ast.Load()), node)
         generator = decision.number.generator if decision.number is not None else ""
         # Evaluated in the order of the comparison, and only what has no effect is read once more.
         drawn = _read(f"{self._scope.module}.{generator}" if generator else "None")
@@ -156,11 +156,6 @@ class _Change(ast.NodeTransformer):
         if size and [getattr(each, "value", value) for each in found] == [None] * size:
             found.extend(copy.deepcopy(found[0]) for _ in range(5 - size))
         return self.generic_visit(node)
-
-
-def _index_of(number: int) -> Any:
-    parsed: Any = _read(f"_[{number}]")
-    return parsed.slice
 
 
 def _read(text: str) -> ast.expr:

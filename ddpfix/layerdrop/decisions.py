@@ -17,7 +17,7 @@ from typing import Any, FrozenSet, Iterator, NamedTuple, Optional, Tuple
 from ddpfix.layerdrop import loops, source, unshared
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Number, Scope, may_draw, outer_of
-from ddpfix.layerdrop.syntax import names_in, names_of
+from ddpfix.layerdrop.source import names_in, names_of
 from ddpfix.patching.site import PatchError
 
 # Where toolkits draw for their layers, beside the methods that these call by their names; a list of layers that drops

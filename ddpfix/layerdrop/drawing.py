@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from ddpfix.layerdrop import decisions, numbers, rates, syntax, training
+from ddpfix.layerdrop import decisions, numbers, rates, source, training
 from ddpfix.layerdrop.call import is_numpy_generator
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.loops import Decision
@@ -60,7 +60,7 @@ def _called(owner: type) -> List[str]:
     names = [name for name in decisions.METHODS if _method(owner, name) is not None]
     for name in names:
         method = _method(owner, name)
-        called = () if method is None else syntax.names_of(method.__code__)
+        called = () if method is None else source.names_of(method.__code__)
         names += [each for each in called if each not in names and _method(owner, each) is not None]
     return names
 

@@ -10,7 +10,7 @@ import ast
 from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpfix.layerdrop.numbers import Number, Scope
-from ddpfix.layerdrop.syntax import index_of, names_in
+from ddpfix.layerdrop.source import index_of, names_in
 
 # True, False, or None where it is unknown.
 Truth = Optional[bool]

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Nam
 
 import torch
 
-from ddpfix.layerdrop.syntax import constant, index_of, is_none, is_unit_interval, names_in, names_of, shape_of, stored
+from ddpfix.layerdrop.source import constant, index_of, is_none, is_unit_interval, names_in, names_of, shape_of, stored
 
 _MISSING = object()
 # What is known of a tensor whatever is in it.

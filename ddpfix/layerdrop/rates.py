@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tup
 from ddpfix.layerdrop.decisions import Found
 from ddpfix.layerdrop.loops import Decision
 from ddpfix.layerdrop.numbers import Scope
+from ddpfix.layerdrop.source import index_from
 
 Reader = Callable[[Any], float]
 
@@ -98,11 +99,6 @@ def _turns(module: Any) -> int:
 _TURN = "_turn"
 
 
-def _index(name: str) -> Any:
-    parsed: Any = ast.parse(f"_[{name}]", mode="eval").body
-    return parsed.slice
-
-
 class _Inlined(ast.NodeTransformer):
     """Puts what is assigned to local names in their places, and notes the names that a loop counts."""
 
@@ -116,7 +112,7 @@ class _Inlined(ast.NodeTransformer):
         source = self._scope.iterated(node.id)
         if source is not None and self._scope.path(source):
             self._counted[_TURN] = None
-            entry = ast.Subscript(value=copy.deepcopy(source), slice=_index(_TURN), ctx=ast.Load())
+            entry = ast.Subscript(value=copy.deepcopy(source), slice=index_from(_TURN), ctx=ast.Load())
             return ast.copy_location(entry, node)
         if values[0] is None:
             self._counted[node.id] = None

@@ -17,7 +17,7 @@ _CHANGED = "ddpfix cannot prove that it draws one uniform number for each layer"
 
 def in_scope(scope: Scope) -> List[Decision]:
     """Return such decisions of a function in which no other was found."""
-    return [*_read_entries(scope), *_drawn_layers(scope), *_counted(scope), *_single(scope)][:1]
+    return [*_read_entries(scope), *_drawn_layers(scope), *_outside_of_for(scope)][:1]
 
 
 def _refused(node: ast.AST, layers: Tuple[ast.expr, ...], scope: Scope, why: str) -> Decision:
@@ -61,25 +61,17 @@ def _conditions(loop: ast.AST) -> Iterator[ast.AST]:
                     yield node
 
 
-def _counted(scope: Scope) -> Iterator[Decision]:
-    """``while index < n: if torch.rand(1) > rate: x = self.layers[index](x)``."""
-    for loop in (node for node in ast.walk(scope.tree) if isinstance(node, ast.While)):
-        calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and _layer_in(scope, node) is not None]
-        for node in ast.walk(loop):
-            if isinstance(node, ast.Compare) and scope.draw_in(node) is not None and scope.loop(node) is loop:
-                outcomes = loops.outcomes_of(scope, loop.body, node, set(calls).__contains__)
-                if loops.skipping_truth(outcomes, whole=True) is not None:
-                    yield _refused(node, _layers(scope, calls), scope, _OWN_COUNT)
-
-
-def _single(scope: Scope) -> Iterator[Decision]:
-    """``if random.random() > rate: x = self.layers[1](x)``."""
+def _outside_of_for(scope: Scope) -> Iterator[Decision]:
+    """``if random.random() > rate: x = self.layers[1](x)``, by itself or in a ``while`` loop that counts the layers."""
     calls = [node for node in ast.walk(scope.tree) if isinstance(node, ast.Call) and _layer_in(scope, node) is not None]
     for node in ast.walk(scope.tree) if calls else ():
-        if isinstance(node, ast.Compare) and scope.draw_in(node) is not None and scope.loop(node) is None:
-            outcomes = loops.outcomes_of(scope, scope.tree.body, node, set(calls).__contains__)
-            if loops.skipping_truth(outcomes, whole=False) is not None:
-                yield _refused(node, _layers(scope, calls), scope, _NO_LOOP)
+        loop = scope.loop(node) if isinstance(node, ast.Compare) and scope.draw_in(node) is not None else scope.tree
+        if loop is None or isinstance(loop, ast.While):
+            body = scope.tree.body if loop is None else loop.body
+            outcomes = loops.outcomes_of(scope, body, node, set(calls).__contains__)
+            if loops.skipping_truth(outcomes, whole=loop is not None) is not None:
+                own = [call for call in calls if loop is None or loop in scope.above(call)]
+                yield _refused(node, _layers(scope, own), scope, _NO_LOOP if loop is None else _OWN_COUNT)
 
 
 def _layer_in(scope: Scope, node: ast.Call) -> Optional[ast.expr]:
