@@ -17,7 +17,6 @@ import threading
 from typing import (
     Any,
     Callable,
-    ClassVar,
     Dict,
     List,
     Optional,
@@ -83,7 +82,7 @@ class Call:
 class Stage:
     """One task that is done for models under DDP. ``place`` is its name in :data:`.order.ORDER`."""
 
-    place: ClassVar[str]
+    place: str
 
     def arguments(self, call: Call) -> None:
         """Called before DDP's constructor runs: other ranks may never call it, and torch may refuse it here."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import weakref
 from types import ModuleType
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 from ddpfix.background import Background
 from ddpfix.exchange import lowest_rank
@@ -48,13 +48,14 @@ _SHORT, _PAUSES = 1.0, (0.0, 0.1, 0.4)
 _EVERY = 200
 
 
-class Divergence(ddp.Stage):
-    """Watches the optimizers of models that DDP replicates, with ``every`` steps at least between two comparisons."""
+class Divergence(ddp.Stage, Follower):
+    """Watches the optimizers of models that DDP replicates, and says what is left when the process group ends."""
 
     place = "divergence"
 
-    def __init__(self, steps: Steps, mode: str, every: int) -> None:
-        self._optimizer_steps, self._mode, self._every = steps, mode, every
+    def __init__(self) -> None:
+        self._optimizer_steps, self._mode, self._every = Steps(), "", _EVERY
+        self._process = System.pid()
         self._counts: weakref.WeakKeyDictionary[ddp.Wrapped, Counts] = weakref.WeakKeyDictionary()
         # By optimizer: how many models there were when it was looked at, and what is watched of it.
         self._watched: ByIdentity[Tuple[int, List[Comparison]]] = ByIdentity()
@@ -65,6 +66,11 @@ class Divergence(ddp.Stage):
         self._seen: List[SnapshotExchange] = []
         # The models of which no step was covered by a reduction yet.
         self._unreduced: List[UnreducedModel] = []
+
+    def begin(self, steps: Steps, mode: str) -> None:
+        """Take the steps of optimizers, and what the user wants: a number is that of steps between two comparisons."""
+        self._optimizer_steps, self._mode = steps, mode
+        self._every = int(mode) if mode.isdigit() else _EVERY
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         clock = CLOCK.of(model)
@@ -82,8 +88,8 @@ class Divergence(ddp.Stage):
     def hook(self, model: ddp.Wrapped, state: Any, hook: Any) -> None:
         model.averages = optimizers.averages(state, hook)
 
-    def end(self) -> None:
-        """Undo: follow no optimizer any more."""
+    def undone(self) -> None:
+        """Follow no optimizer any more."""
         self._optimizer_steps.leave(self.place)
         self._watched.clear()
         self._due.clear()
@@ -105,10 +111,7 @@ class Divergence(ddp.Stage):
         # torch.compile is to find nothing in the step that it compiles.
         if optimizers.is_compiled():
             return
-        models, watches = self._known(optimizer)
-        if models != self._models:
-            watches = self._renewed(optimizer, watches)
-        for each in watches:
+        for each in self._watches(optimizer):
             if each.counts():
                 if each.is_next():
                     each.look(optimizer)
@@ -144,8 +147,17 @@ class Divergence(ddp.Stage):
         if kept is not None and kept not in self._seen:
             self._seen = [*self._seen, kept][-_MOST:]
 
-    def at_end(self) -> None:
-        """Compare what was not compared yet, and say what differs: the process group ends."""
+    def up(self) -> None:
+        self._process = System.pid()
+
+    def exits(self) -> None:
+        self.leaving()
+
+    def leaving(self) -> None:
+        """Compare what was not compared yet, and say what differs, and which models were never averaged."""
+        if System.pid() != self._process:
+            # A forked child is no rank, and has the connection of its parent.
+            return
         left = [seen for seen in self._seen if seen.is_open() and not seen.counts.reported]
         self._seen.clear()
         if left:
@@ -154,24 +166,23 @@ class Divergence(ddp.Stage):
         for unreduced in tuple(self._unreduced):
             if unreduced.steps >= FEW and not unreduced.is_left_out():
                 self._report(unreduced)
+        lowest_rank.flush()
 
     def _known(self, optimizer: Any) -> Tuple[int, List[Comparison]]:
         return self._watched.get(optimizer) or _NOTHING
 
-    def _renewed(self, optimizer: Any, watches: List[Comparison]) -> List[Comparison]:
-        if not optimizers.is_torchs(optimizer):
-            return []
-        watches = [*watches, *self._new(optimizer, [each.model() for each in watches])]
-        self._watched[optimizer] = self._models, watches
+    def _watches(self, optimizer: Any) -> List[Comparison]:
+        """Return what is watched of an optimizer, also of models that have come and of which it has parameters."""
+        models, watches = self._known(optimizer)
+        if models != self._models:
+            if not optimizers.is_torchs(optimizer):
+                return []
+            new = optimizers.trained(optimizer, [each.model() for each in watches])
+            made = (
+                Comparison(each, self._counts[each], self._mode, self._every) for each in new if each in self._counts
+            )
+            self._watched[optimizer] = models, watches = self._models, [*watches, *made]
         return watches
-
-    def _new(self, optimizer: Any, known: Sequence[Any]) -> List[Comparison]:
-        """Return comparisons for models that have come, and of which this optimizer has parameters."""
-        return [
-            Comparison(model, self._counts[model], self._mode, self._every)
-            for model in optimizers.trained(optimizer, known)
-            if model in self._counts
-        ]
 
 
 def _compare_rest(left: List[SnapshotExchange]) -> None:
@@ -189,39 +200,15 @@ def _compare_rest(left: List[SnapshotExchange]) -> None:
             seen.counts.report(seen.unsure)
 
 
-class AtEnd(Follower):
-    """Says what differs, and which models were never averaged, when the process group or the process ends."""
-
-    place = "divergence"
-
-    def __init__(self) -> None:
-        self.stage: Optional[Divergence] = None
-        self._process = System.pid()
-
-    def up(self) -> None:
-        self._process = System.pid()
-
-    def leaving(self) -> None:
-        # A forked child is no rank, and has the connection of its parent.
-        if System.pid() == self._process:
-            if self.stage is not None:
-                self.stage.at_end()
-            lowest_rank.flush()
-
-    def exits(self) -> None:
-        self.leaving()
-
-
 def models(site: Site, module: ModuleType, owner: Any) -> None:
-    wish = str(site.settings["divergence"])
-    stage = Divergence(site.keep(Steps), wish, int(wish) if wish.isdigit() else _EVERY)
+    stage = site.keep(Divergence)
+    stage.begin(site.keep(Steps), str(site.settings["divergence"]))
     site.keep(Clocks).follow(site, owner, stage.place)
-    site.keep(AtEnd).stage = stage
     ddp.put(site, owner, stage)
     ddp.untrace()
-    site.at_undo(stage.end)
+    site.at_undo(stage.undone)
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     """Say at the end of the process group what differs, and which models were never averaged."""
-    site.keep(ProcessGroup).follow(site, module, site.keep(AtEnd))
+    site.keep(ProcessGroup).follow(site, module, site.keep(Divergence))
