@@ -63,6 +63,8 @@ RENAMED: Dict[str, str] = {
     "torch.past": "torch.bypass",
     "speechbrain.past": "speechbrain.bypass",
     "speechbrain.yaml_options": "speechbrain.options",
+    "speechbrain.device": "speechbrain.options",
+    "speechbrain.precision": "speechbrain.options",
     "speechbrain.clip_groups": "speechbrain.clipping",
     "speechbrain.main_saves": "speechbrain.checkpoints",
     "funasr.bf16": "funasr.precision",

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-from types import ModuleType
-from typing import Any, Optional
+from typing import Optional
 
 from ddpfix import log
-from ddpfix.patching.site import Site
 
-from .line import Line, after, know
+from .line import Line
 from .parser import Option
 
-
-def arrive(site: Site, module: ModuleType, owner: Any) -> None:
-    know(site, Option("local_rank", "one", real=False))
-    know(site, Option("distributed_launch", "flag", real=False))
-    after(site, launcher)
-    after(site, normalise)
+OPTIONS = (Option("local_rank", "one", real=False), Option("distributed_launch", "flag", real=False))
 
 
 def local_rank() -> Optional[int]:

@@ -124,28 +124,15 @@ class Line:
 
 
 Hook = Callable[[Line], object]
-_AT = "the command line"
 
 
-class Hooks:
-    """What the fixes of one activation do with a command line, and the options that only they know."""
+class Hooks(Registry[Hook]):
+    """What other fixes of one activation do with a command line when it has been parsed."""
 
     def __init__(self) -> None:
-        self.before: Registry[Hook] = Registry(_AT)
-        self.after: Registry[Hook] = Registry(_AT)
-        self.known: Registry[Option] = Registry(_AT)
-
-
-def before(site: Site, hook: Hook) -> None:
-    """Have ``hook(line)`` called before the release's parser, until undo; it may end the run."""
-    site.register(site.keep(Hooks).before, hook)
+        super().__init__("the command line")
 
 
 def after(site: Site, hook: Hook) -> None:
     """Have ``hook(line)`` called after the release's parser, until undo; it may change ``line.values``."""
-    site.register(site.keep(Hooks).after, hook)
-
-
-def know(site: Site, option: Option) -> None:
-    """Have an option taken for a run option also where the release does not know it, until undo."""
-    site.register(site.keep(Hooks).known, option)
+    site.register(site.keep(Hooks), hook)

@@ -29,7 +29,7 @@ from ddpfix.matrix.settings import near
 from ddpfix.modules import globals_of
 from ddpfix.patching.site import Site
 
-from . import parser
+from . import device, parser, precision
 from .line import Hooks, Line, items
 from .parser import Option
 
@@ -94,7 +94,7 @@ def parse(hooks: Hooks, owner: Any, wrapped: Any, args: Any, kwargs: Any) -> Par
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("arg_list")
     argv = [str(word) for word in (sys.argv[1:] if given is None else given)]
     try:
-        line = _line(hooks, owner, argv)
+        line = _line(owner, argv)
         if line is not None:
             return _finished(hooks, line, wrapped(line.argv()))
     except Exception as error:
@@ -104,21 +104,20 @@ def parse(hooks: Hooks, owner: Any, wrapped: Any, args: Any, kwargs: Any) -> Par
     return path, run_opts, overrides
 
 
-def _line(hooks: Hooks, owner: Any, argv: List[str]) -> Optional[Line]:
+def _line(owner: Any, argv: List[str]) -> Optional[Line]:
     """Return what was typed, or None where the release's parser has to see it as it is."""
     path = next((word for word in argv if word.lower().endswith((".yaml", ".yml")) and word[:1] != "-"), None)
     if path is None or {"-h", "--help", "--"} & set(argv):
         return None
     arg_parser = parser.of(owner)
-    known = {**{option.name: option for option in hooks.known}, **parser.options(arg_parser)}
+    known = {**{option.name: option for option in (*device.OPTIONS, *precision.OPTIONS)}, **parser.options(arg_parser)}
     tree = _read_yaml(path)
     line = Line(arg_parser, known, tree, path, items(argv, path, known, tree))
     for item in line.items:
         if item.option is not None:
             line.user_values[item.option.name] = _typed(line, item.option, item.texts)
     _name_misplaced(line)
-    for hook in list(hooks.before):
-        hook(line)
+    precision.check(line)
     return line
 
 
@@ -142,7 +141,10 @@ def _finished(hooks: Hooks, line: Line, result: Parsed) -> Parsed:
             line.values[name] = value
     _count_steps(line)
     _apply_yaml(line)
-    for hook in list(hooks.after):
+    device.launcher(line)
+    device.normalise(line)
+    precision.normalise(line)
+    for hook in list(hooks):
         hook(line)
     return path, _returned(line, run_opts), overrides
 

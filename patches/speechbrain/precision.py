@@ -5,31 +5,21 @@ Before 1.0 it becomes an override of the yaml and a KeyError, or, where the yaml
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
-
 from ddpfix import log
-from ddpfix.patching.site import Site
 
-from .line import Line, after, before, know
+from .line import Line
 from .parser import Option
 
 NAMES = ("fp32", "fp16", "bf16")
-_OPTIONS = ("precision", "eval_precision")
+_NAMES = ("precision", "eval_precision")
+OPTIONS = tuple(Option(name, "one", real=False) for name in _NAMES)
 # What releases before 1.0 have, and later ones still read.
 _OLD = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
 
 
-def arrive(site: Site, module: ModuleType, owner: Any) -> None:
-    for name in _OPTIONS:
-        know(site, Option(name, "one", real=False))
-    before(site, check)
-    after(site, normalise)
-
-
 def check(line: Line) -> None:
     """End the run for a value that no release knows, and for one that this release has nothing for."""
-    for name in _OPTIONS:
+    for name in _NAMES:
         if _foreign(line, name):
             line.user_values.pop(name, None)
         elif name in line.user_values:
@@ -78,7 +68,7 @@ def normalise(line: Line) -> None:
 
 
 def _of_yaml(line: Line) -> None:
-    for name in _OPTIONS:
+    for name in _NAMES:
         if name in line.of_yaml and line.values[name] not in NAMES:
             line.fail(f"{name}: {line.values[name]} in the yaml: use one of {', '.join(NAMES)}")
 

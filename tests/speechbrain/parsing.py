@@ -16,7 +16,7 @@ import ddpfix
 from ddpfix import log
 
 RELEASE = tuple(int(part) for part in str(speechbrain.__version__).split("."))
-PATCHES = ("options", "device", "precision")
+PATCHES = ("options",)
 # In a list, because the fix looks for names that hold the release's parser, and binds them anew.
 UNPATCHED: List[Callable[..., Any]] = [speechbrain.parse_arguments]
 

@@ -43,7 +43,7 @@ DEVICES = {
 }
 
 
-@pytest.mark.patches("speechbrain.device")
+@pytest.mark.patches("speechbrain.options")
 @pytest.mark.parametrize("device", DEVICES)
 def test_each_rank_has_its_own_gpu(device: str, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch)
@@ -52,7 +52,7 @@ def test_each_rank_has_its_own_gpu(device: str, train: Path, monkeypatch: pytest
     assert (outcome.get("device"), outcome.typed[-1 if RELEASE >= BY_ENVIRONMENT else 0]) == ("cuda:1", "device")
 
 
-@pytest.mark.patches("speechbrain.device")
+@pytest.mark.patches("speechbrain.options")
 def test_other_devices_stay(tmp_path: Path, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -75,7 +75,7 @@ def test_other_devices_stay(tmp_path: Path, train: Path, monkeypatch: pytest.Mon
     assert patched(train, "--device=cuda:0").get("device") == "cuda:0"
 
 
-@pytest.mark.patches("speechbrain.device")
+@pytest.mark.patches("speechbrain.options")
 @pytest.mark.parametrize("spelling", ["--local-rank=1", "--local_rank=1"])
 @pytest.mark.parametrize("front", [False, True])
 def test_the_launchers_own_option(spelling: str, front: bool, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_the_launchers_own_option(spelling: str, front: bool, train: Path, monke
     assert outcome.get("local_rank") == (1 if RELEASE < BY_ENVIRONMENT else None)
 
 
-@pytest.mark.patches("speechbrain.device")
+@pytest.mark.patches("speechbrain.options")
 def test_the_rank_that_only_an_old_launcher_tells(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("LOCAL_RANK", "")
@@ -98,7 +98,7 @@ def test_the_rank_that_only_an_old_launcher_tells(train: Path, monkeypatch: pyte
     assert patched(train, "--local-rank=one").error == "exit 2"
 
 
-@pytest.mark.patches("speechbrain.device")
+@pytest.mark.patches("speechbrain.options")
 @pytest.mark.parametrize("word", ["--distributed_launch", "--distributed_launch=True", "--distributed-launch"])
 def test_distributed_launch(word: str, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch)
@@ -113,7 +113,7 @@ def test_distributed_launch(word: str, train: Path, monkeypatch: pytest.MonkeyPa
         assert "distributed_launch" not in outcome.typed
 
 
-@pytest.mark.patches("speechbrain.device")
+@pytest.mark.patches("speechbrain.options")
 def test_torchrun_alone(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch, rank=0)
     before, now = unpatched(train), patched(train)
@@ -128,7 +128,7 @@ def test_torchrun_alone(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsing.as_unpatched(patched(train).options) == parsing.as_unpatched(unpatched(train).options)
 
 
-@pytest.mark.patches("speechbrain.device")
+@pytest.mark.patches("speechbrain.options")
 def test_distributed_launch_in_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if RELEASE >= BY_ENVIRONMENT:
         pytest.skip("the environment decides")
@@ -160,7 +160,7 @@ def mixed(brain: Any) -> Dict[str, Any]:
     return {name: getattr(brain, name) for name in names if hasattr(brain, name)}
 
 
-@pytest.mark.patches("speechbrain.precision")
+@pytest.mark.patches("speechbrain.options")
 @pytest.mark.parametrize("value", ["fp16", "bf16", "fp32"])
 def test_precision(value: str, train: Path) -> None:
     before = unpatched(train, f"--precision={value}")
@@ -191,7 +191,7 @@ def test_precision(value: str, train: Path) -> None:
         assert mixed(brain(train, f"--precision={value}"))["precision"] == value
 
 
-@pytest.mark.patches("speechbrain.precision")
+@pytest.mark.patches("speechbrain.options")
 def test_a_precision_that_nobody_knows(train: Path, tmp_path: Path) -> None:
     for name in ("precision", "eval_precision"):
         assert unpatched(train, f"--{name}=half").error == ("exit 2" if RELEASE >= NEW else None)
@@ -203,7 +203,7 @@ def test_a_precision_that_nobody_knows(train: Path, tmp_path: Path) -> None:
     assert RELEASE < OLD or "precision: half in the yaml: use one of fp32, fp16, bf16" in outcome.printed
 
 
-@pytest.mark.patches("speechbrain.precision")
+@pytest.mark.patches("speechbrain.options")
 def test_abbreviated_and_eval_precision(train: Path) -> None:
     assert RELEASE < NEW or unpatched(train, "--prec=fp32").typed == []
     outcome = patched(train, "--prec=fp32")
@@ -221,7 +221,7 @@ def test_abbreviated_and_eval_precision(train: Path) -> None:
 BOTH = ("--precision=fp32", "--auto_mix_prec")
 
 
-@pytest.mark.patches("speechbrain.precision")
+@pytest.mark.patches("speechbrain.options")
 def test_two_precisions(train: Path) -> None:
     with parsing.log_lines() as lines:
         outcome = patched(train, *BOTH)
@@ -234,7 +234,7 @@ def test_two_precisions(train: Path) -> None:
     assert patched(train, "--precision=fp16", "--auto_mix_prec").error is None
 
 
-@pytest.mark.patches("speechbrain.precision")
+@pytest.mark.patches("speechbrain.options")
 def test_the_yamls_precision(tmp_path: Path) -> None:
     file = parsing.write(tmp_path, BASE + "precision: fp32\n")
     before = unpatched(file, "--precision=fp16")
@@ -246,7 +246,7 @@ def test_the_yamls_precision(tmp_path: Path) -> None:
     assert outcome.get("auto_mix_prec" if RELEASE < OLD else "precision") in (True, "fp16")
 
 
-@pytest.mark.patches("speechbrain.precision")
+@pytest.mark.patches("speechbrain.options")
 def test_a_yaml_for_1_0_on_an_older_release(tmp_path: Path) -> None:
     if RELEASE >= OLD:
         pytest.skip("the release has it")
@@ -261,7 +261,7 @@ def test_a_yaml_for_1_0_on_an_older_release(tmp_path: Path) -> None:
     assert parsing.load(outcome)["precision"] == 4
 
 
-@pytest.mark.patches("speechbrain.precision")
+@pytest.mark.patches("speechbrain.options")
 def test_what_is_typed_beats_the_old_names_in_the_yaml(tmp_path: Path) -> None:
     file = parsing.write(tmp_path, BASE + "auto_mix_prec: True\n")
     precisions: List[Any] = []
@@ -278,7 +278,7 @@ def test_what_is_typed_beats_the_old_names_in_the_yaml(tmp_path: Path) -> None:
     assert RELEASE < OLD or precisions[0] != "fp32"
 
 
-@pytest.mark.patches("speechbrain.precision")
+@pytest.mark.patches("speechbrain.options")
 @pytest.mark.parametrize("value", ["fp16", "bf16"])
 def test_the_named_precision_trains_on_the_cpu(value: str, train: Path) -> None:
     import torch
