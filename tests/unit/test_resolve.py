@@ -287,7 +287,7 @@ def found() -> Dict[str, Any]:
 
 def test_every_patch_and_no_other_is_written_down(found: Dict[str, Any]) -> None:
     assert list(found) == list(WRITTEN["patches"]), "if that is meant: python -m tests.support.decisions"
-    assert len(found) > 80
+    assert len(found) > 70
     assert sum(map(len, WRITTEN["versions"].values())) > 1000
 
 
