@@ -9,10 +9,12 @@ import sys
 import threading
 import weakref
 from functools import lru_cache
-from typing import Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ddpfix.system import System
 
+# A finding of ddpfix.rules.
+Data = Dict[str, Any]
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -35,7 +37,7 @@ class Noted:
             those that are logged once an activation.
         heard: lines that listeners get once.
         listeners: called with the level and the text of each line from info on, and of each diagnosis, on every rank,
-            whether it is printed or not. Who listens takes itself out.
+            whether it is printed or not; and with the finding that it tells, as data. Who listens takes itself out.
         unlisted: the running threads that threading does not list (ddpfix/background.py): making a record in one of
             them would list it.
         rank: in the last process group that there was when something was to be logged.
@@ -45,7 +47,7 @@ class Noted:
         self.settings: Dict[str, Tuple[str, str, str]] = {}
         self.logged: weakref.WeakKeyDictionary[object, Set[str]] = weakref.WeakKeyDictionary()
         self.heard: Set[str] = set()
-        self.listeners: List[Callable[[str, str], None]] = []
+        self.listeners: List[Callable[[str, str, Optional[Data]], None]] = []
         self.unlisted: Set[int] = set()
         self.rank = "0"
 
@@ -157,10 +159,10 @@ def first_rank() -> bool:
     return (told or NOTED.rank) == "0"
 
 
-def _tell(level: str, message: str) -> None:
+def _tell(level: str, message: str, finding: Optional[Data] = None) -> None:
     for listener in NOTED.listeners:
         try:
-            listener(level, message)
+            listener(level, message, finding)
         except Exception as failure:
             _write(logging.DEBUG, f"a line was not heard: {failure!r}")
 
@@ -213,12 +215,12 @@ def first_time(message: str, about: object = None) -> bool:
     return True
 
 
-def record(level: str, message: str) -> None:
+def record(level: str, message: str, finding: Optional[Data] = None) -> None:
     """Hand a text to the trace without printing it: it is part of an error that the program raises."""
-    _tell(level, message)
+    _tell(level, message, finding)
 
 
-def error(message: str) -> None:
+def error(message: str, finding: Optional[Data] = None) -> None:
     """Log why this rank ends: from every rank, because the others may not know."""
-    _tell("error", message)
+    _tell("error", message, finding)
     _write(logging.ERROR, message)

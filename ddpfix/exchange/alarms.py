@@ -10,15 +10,15 @@ from typing import Dict, NamedTuple, Optional
 from ddpfix.exchange.connection import Connection
 from ddpfix.exchange.keys import absent, be_lowest, has, is_first, put, read
 from ddpfix.rules.facts import Position
+from ddpfix.rules.finding import Finding
 from ddpfix.system import System
 
 
 class HangReport(NamedTuple):
-    """What was found; its text is empty where nothing was seen to be wrong."""
+    """What was found, None where nothing was seen to be wrong, and the folder of the stacks."""
 
-    text: str
+    found: Optional[Finding]
     folder: str
-    may_end: bool
 
 
 class Alarms:
@@ -69,4 +69,7 @@ class Alarms:
     def told(self, alarm: int) -> Optional[HangReport]:
         """Return the finding; None as long as no rank has published it."""
         store, key = self._store(), f"report/{alarm}"
-        return HangReport(*System.loads(store.get(key))) if has(store, key) else None
+        if not has(store, key):
+            return None
+        found, folder = System.loads(store.get(key))
+        return HangReport(None if found is None else Finding(*found), folder)

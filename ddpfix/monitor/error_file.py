@@ -9,8 +9,9 @@ import contextlib
 import os
 
 from ddpfix import log
-from ddpfix.exchange import first_failure
+from ddpfix.exchange import failure_records
 from ddpfix.exchange.keys import default_store
+from ddpfix.monitor import last_words
 from ddpfix.patching import tracebacks
 from ddpfix.system import System
 
@@ -22,11 +23,11 @@ def announce(error: BaseException) -> None:
     if default_store() is None:
         return
     write(error)
-    text = f"rank {distributed.get_rank()} failed: {type(error).__name__}: {error}"
+    found = last_words.finding(distributed.get_rank(), None, error)
     for _ in range(2):
         # The death of a data-loader worker is raised by a signal: in the midst of this, perhaps.
         with contextlib.suppress(Exception):
-            first_failure.claim(text)
+            failure_records.claim(found)
             return
 
 

@@ -21,22 +21,19 @@ from ddpfix import log
 from ddpfix.exchange.alarms import Alarms, HangReport
 from ddpfix.exchange.presence import Present
 from ddpfix.groups import calls, internals, timeouts
-from ddpfix.monitor import error_file, killed, processes
+from ddpfix.monitor import error_file, processes
 from ddpfix.monitor.position import Tracker
 from ddpfix.monitor.watch import LOOKS, PERIOD, Rank, Watch
-from ddpfix.rules.facts import FAILED, GONE, LEFT, SILENT, STOPPED, TRACED, UNDONE, Position, SilentRank
+from ddpfix.rules import waiting
+from ddpfix.rules.facts import GONE, LEFT, SILENT, STOPPED, TRACED, UNDONE, Position, SilentRank
+from ddpfix.rules.finding import Finding
 from ddpfix.rules.hang import judge
 from ddpfix.system import System
 
 # Of the limit of a process group: what is said has to come before its collectives give up.
 PART = 0.5
-_LEAVES = {LEFT: "has left its process group", FAILED: "has failed"}
-_RETURNS = "has reached the end of its program"
-_ABSENT = {
-    processes.GONE: (GONE, "ended without a word: process {0.pid} on {0.host} has exited"),
-    processes.STOPPED: (STOPPED, "is stopped (SIGSTOP): process {0.pid} on {0.host}"),
-    processes.TRACED: (TRACED, "is held by a debugger: process {0.pid} on {0.host}"),
-}
+# How a rank is whose process is so.
+_ABSENT = {processes.GONE: GONE, processes.STOPPED: STOPPED, processes.TRACED: TRACED}
 
 
 class Limits(NamedTuple):
@@ -73,7 +70,7 @@ class Monitor(Watch):
         super().__init__(store, here)
         self._rank, self._size, self._given, self._folder = here.number, here.size, given, folder
         self._alarms = Alarms(self._connection, here.number, here.size)
-        self._tracker = Tracker(here.number, here.step, here.micro, here.work, here.called)
+        self._tracker = Tracker(here)
         # The store may be that of rank 0, which tells nothing any more once it is stopped.
         self._keeper: Optional[Present] = None
         self._number = 0
@@ -97,7 +94,7 @@ class Monitor(Watch):
         own = self._presence.of(self._rank)
         # The thread that gives signs of life knows better how the program has ended.
         if self._how != UNDONE and own is not None and not own.beat:
-            self._presence.leave(self._end(self._how, ""))
+            self._presence.leave(self._end(self._how))
 
     def _look(self) -> None:
         try:
@@ -155,7 +152,7 @@ class Monitor(Watch):
 
     def _suspects(self, limit: float) -> bool:
         """Return whether this rank has waited for others for too long, and this has not been said yet."""
-        said = self._alarm is not None and bool(self._alarm.told and self._alarm.told.text)
+        said = self._alarm is not None and bool(self._alarm.told and self._alarm.told.found)
         if said or self._tracker.still() < limit or System.monotonic() - self._raised < limit / 2:
             return False
         return self._tracker.may_wait()
@@ -174,10 +171,10 @@ class Monitor(Watch):
             alarm.told, alarm.is_ours = self._found(alarm.number, limit), True
             self._alarms.report(alarm.number, alarm.told)
         alarm.told_at = System.monotonic()
-        if alarm.told.text:
-            is_written = write_stacks(alarm.told.folder, self._rank, alarm.told.text)
+        if alarm.told.found is not None:
+            is_written = write_stacks(alarm.told.folder, self._rank, alarm.told.found.text)
             if alarm.is_ours:
-                self._say(alarm.told, is_written)
+                self._say(alarm.told.found, alarm.told.folder, is_written)
 
     def _judges(self, alarm: Alarm, limit: float) -> bool:
         """Return whether this rank is to judge, and every rank that can has told where it is."""
@@ -201,35 +198,29 @@ class Monitor(Watch):
 
     def _why_absent(self, rank: int) -> SilentRank:
         who = self._presence.of(rank)
-        end = None if who is None else who.end
-        if end is not None and end.how != UNDONE:
-            text = f"{_LEAVES.get(end.how, _RETURNS)}{f' after step {end.step}' if end.step else ''}"
-            return SilentRank(rank, LEFT, text, end.step, work=end.work, called=end.called)
         if who is None:
-            return SilentRank(rank, SILENT, "does not answer: ddpfix is not active there")
-        found = _ABSENT.get(processes.state_of(who))
-        if found is not None:
-            hint = killed.how(who.pid) if found[0] == GONE else ""
-            return SilentRank(rank, found[0], found[1].format(who), hint=hint)
-        return SilentRank(rank, SILENT, f"does not answer: process {who.pid} on {who.host}")
+            return SilentRank(rank, SILENT)
+        if who.end is not None and who.end.how != UNDONE:
+            return SilentRank(rank, LEFT, end=who.end)
+        how = _ABSENT.get(processes.state_of(who), SILENT)
+        hint = processes.how(who.pid) if how == GONE else ""
+        return SilentRank(rank, how, f"process {who.pid} on {who.host}", hint)
 
     def _found(self, number: int, limit: float) -> HangReport:
         there = self._alarms.positions(number)
         found = judge(there, self._absent(there), limit)
-        if found is None:
-            return HangReport("", "", False)
-        return HangReport(found.text, stacks_folder(self._folder), found.may_end)
+        return HangReport(found, "" if found is None else stacks_folder(self._folder))
 
-    def _say(self, told: HangReport, is_written: bool) -> None:
-        ends = self._given.exit is not None and told.may_end
+    def _say(self, found: Finding, folder: str, is_written: bool) -> None:
+        ends = self._given.exit is not None and found.may_end
         then = f"The job ends in {self._given.exit:g} s (DDPFIX_HANG_EXIT)" if ends else "The job goes on waiting"
-        where = f"Python stacks of each rank: {told.folder}" if is_written else "No Python stacks could be written"
-        end = "" if told.text.endswith("?") else "."
-        log.error(f"ranks wait: {told.text}{end}\n{where}. {then}")
+        where = f"Python stacks of each rank: {folder}" if is_written else "No Python stacks could be written"
+        end = "" if found.text.endswith("?") else "."
+        log.error(f"ranks wait: {found.text}{end}\n{where}. {then}", found.data())
 
     def _goes_on(self, alarm: Alarm) -> None:
         """A collective has begun since the alarm."""
-        if alarm.is_ours and alarm.told is not None and alarm.told.text:
+        if alarm.is_ours and alarm.told is not None and alarm.told.found:
             waited = alarm.since + System.monotonic() - alarm.at
             log.on_every_rank(f"the waiting ranks continue after {waited:.0f} s")
         self._alarm = None
@@ -244,16 +235,16 @@ class Monitor(Watch):
             return
         self._is_lost = True
         own = self._tracker.position()
-        told = f"rank {self._rank} has waited in {own.what} ({own.where}) for {own.still:.0f} s; {why}"
-        where = stacks_folder(self._folder)
-        self._say(HangReport(told, where, False), write_stacks(where, self._rank, told))
+        found, folder = waiting.describe_alone(own, why), stacks_folder(self._folder)
+        self._say(found, folder, write_stacks(folder, self._rank, found.text))
 
     def _end_if_due(self) -> None:
         alarm, after = self._alarm, self._given.exit
-        if alarm is None or after is None or alarm.told is None or not (alarm.told.text and alarm.told.may_end):
+        found = None if alarm is None or alarm.told is None else alarm.told.found
+        if alarm is None or after is None or found is None or not found.may_end:
             return
         if System.monotonic() - alarm.told_at >= after:
-            _end_process(f"ranks wait: {alarm.told.text}")
+            _end_process(f"ranks wait: {found.text}")
 
 
 def _end_process(cause: str) -> None:

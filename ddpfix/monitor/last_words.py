@@ -10,7 +10,10 @@ from types import TracebackType
 from typing import Callable, Iterator, List, Optional, Tuple
 
 from ddpfix import log
+from ddpfix.exchange.failure_records import PeerFailedError
 from ddpfix.groups import calls
+from ddpfix.rules import endings
+from ddpfix.rules.finding import Finding
 from ddpfix.user_code import is_users
 
 # How much of an error's own message is told to the other ranks, and how much where ddpfix has explained it.
@@ -25,8 +28,6 @@ _FOLLOWS = re.compile(
     r"|[NH]CCL communicator was aborted|watchdog caught collective operation timeout",
     re.IGNORECASE,
 )
-# Last words with an explanation: the error, its place, the parameters, and what follows.
-_TOLD = re.compile(r"(.*? \([^()]+:\d+\))\. .*; (?:cause|cure): ", re.DOTALL)
 # How torch passes an error of a data-loader worker on: in the message of one of the same type.
 _WORKER = "Original Traceback (most recent call last):"
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -34,27 +35,30 @@ _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 def follows(error: BaseException) -> bool:
     """Return whether this error says no more than that another rank has exited."""
-    return isinstance(error, RuntimeError) and says_that_another_exited(str(error))
+    if isinstance(error, PeerFailedError):
+        return True
+    return isinstance(error, RuntimeError) and _FOLLOWS.search(str(error)) is not None
 
 
-def says_that_another_exited(text: str) -> bool:
-    """Return whether this is what gloo, NCCL and the store say when another rank has exited."""
-    return _FOLLOWS.search(text) is not None
-
-
-def sentence(rank: int, step: Optional[int], error: BaseException) -> str:
-    """Return one line: "rank 1 failed in step 41: IndexError: list index out of range (aug.py:12)"."""
-    return f"rank {rank} failed{in_step(step)}: {words(error)}"
+def finding(rank: int, step: Optional[int], error: BaseException) -> Finding:
+    """Return "rank 1 failed in step 41: IndexError: list index out of range (aug.py:12)", and what ddpfix has added."""
+    told, explained = _parts(error)
+    return endings.failed([rank], step, told, explained, follows(error))
 
 
 def words(error: BaseException) -> str:
     """Return the error in one line, with the place where it was raised."""
+    return ". ".join(filter(None, _parts(error)))
+
+
+def _parts(error: BaseException) -> Tuple[str, str]:
+    """Return the error with the place where it was raised, and what ddpfix has added to it."""
     (told, lines), explained = _told(error), _explanation(error)
     if not explained:
-        return f"{told[:_LENGTH]}{_place(lines)}"
+        return f"{told[:_LENGTH]}{_place(lines)}", ""
     # Of torch's text no more than the sentence by which everybody knows it.
-    sentence = told.partition(". ")[0][:_LENGTH].rstrip(".")
-    return f"{sentence}{_place(lines)}. {explained}"[:_EXPLAINED]
+    sentence = f"{told.partition('. ')[0][:_LENGTH].rstrip('.')}{_place(lines)}"
+    return sentence, explained[: _EXPLAINED - len(sentence) - 2]
 
 
 def explain(error: BaseException, text: str) -> None:
@@ -83,22 +87,11 @@ def explained(why: Callable[[BaseException], Optional[str]]) -> Iterator[None]:
         raise
 
 
-def without_explanation(text: str) -> str:
-    """Return last words without what ddpfix has added to the error, up to the place where it was raised."""
-    told = _TOLD.match(text)
-    return text if told is None else told[1]
-
-
 def call(error: BaseException) -> str:
     """Return the collective in which an error was raised, with its sizes and the user's line; "" where it was none."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     known = calls.of(frames).text
     return f"{known}{_place(lines_of(error.__traceback__))}" if known else ""
-
-
-def in_step(step: Optional[int]) -> str:
-    """Return the step in words; nothing where there was none, or none is known."""
-    return f" in step {step}" if step else ""
 
 
 def _told(error: BaseException) -> Tuple[str, List[Tuple[str, int]]]:

@@ -10,13 +10,14 @@ import contextlib
 import sys
 import threading
 from types import CodeType, FrameType
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from ddpfix import devices
 from ddpfix.groups import calls, internals
 from ddpfix.monitor import loaders, loops, places, processes
+from ddpfix.monitor.watch import Rank
 from ddpfix.rules import facts
-from ddpfix.rules.facts import Called, Position, TrainingProgress
+from ddpfix.rules.facts import Position
 from ddpfix.system import System
 from ddpfix.user_code import OWN
 
@@ -29,17 +30,10 @@ _STANDS = 3.0
 
 
 class Tracker:
-    """Follows the main thread of this rank; ``step`` and ``micro`` number its last forward and micro-batch."""
+    """Follows the main thread of this rank."""
 
-    def __init__(
-        self,
-        rank: int,
-        step: Callable[[], Optional[int]],
-        micro: Callable[[], int] = lambda: 0,
-        work: Callable[[], TrainingProgress] = TrainingProgress,
-        called: Callable[[], Called] = Called,
-    ) -> None:
-        self._rank, self._step, self._micro, self._work, self._called = rank, step, micro, work, called
+    def __init__(self, here: Rank) -> None:
+        self._here, self._step = here, here.step
         self._thread = threading.main_thread()
         self._counts: Dict[str, int] = {}
         self._progressed()
@@ -98,9 +92,9 @@ class Tracker:
     def position(self) -> Position:
         """Return the position of this rank now."""
         now = System.monotonic()
-        head = (self._rank, self._step(), self._counts)
+        head = (self._here.number, self._step(), self._counts)
         if self.is_over():
-            done, called = self._work().ended(), self._called()
+            done, called = self._here.work().ended(), self._here.called()
             since = now - self._at
             return Position(*head, facts.ENDED, "", "", still=self.still(), since=since, work=done, called=called)
         frames = _frames(self._thread)
@@ -127,13 +121,13 @@ class Tracker:
             epoch=None if loading is None else loading.epoch,
             loads=number,
             trouble=self._trouble(loading if place.phase == facts.LOADER else None),
-            micro=self._micro(),
+            micro=self._here.micro(),
             peer=call.peer,
             patience=call.limit,
             loops=loops.of(frames),
-            work=self._work(),
+            work=self._here.work(),
             ended=internals.ended() if place.phase == facts.DEVICE else None,
-            called=self._called(),
+            called=self._here.called(),
         )
 
     def _place(self, frames: List[FrameType]) -> places.Place:

@@ -72,7 +72,7 @@ class End(NamedTuple):
 
     Attributes:
         how: LEFT, ENDED, EXITED, FAILED, or UNDONE where ddpfix was, and nothing more is known of the rank.
-        text: the same in a sentence.
+        text: of a failure, in a sentence.
         step: the training forwards that it had begun; None where it failed, or nothing counts them.
         work: what it had done, if it has said so.
         called: the collectives that its program had called, likewise.
@@ -163,17 +163,23 @@ class SilentRank(NamedTuple):
 
     Attributes:
         how: one of those above.
-        text: its process, in words.
-        step: where it has ended, if it has said so.
+        process: its number and host, in words; "" where ddpfix is not active there.
         hint: how its process has ended, in a sentence.
-        work: what it has done, if it has said so.
-        called: the collectives that its program has called, if it has said so.
+        end: how it has left its job, if it has said so.
     """
 
     rank: int
     how: str
-    text: str
-    step: Optional[int] = None
+    process: str = ""
     hint: str = ""
-    work: TrainingProgress = TrainingProgress()
-    called: Called = Called()
+    end: Optional[End] = None
+
+    @property
+    def work(self) -> TrainingProgress:
+        """Return what it has done, if it has said so."""
+        return TrainingProgress() if self.end is None else self.end.work
+
+    @property
+    def called(self) -> Called:
+        """Return the collectives that its program has called, likewise."""
+        return Called() if self.end is None else self.end.called

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+# What a finding means for its reader: to be looked at, fine, or neither.
+BAD, GOOD, PLAIN = "attention", "good", "plain"
+# Spans of ranks that are listed.
+_SPANS = 10
 
 
 class Finding(NamedTuple):
@@ -12,9 +17,10 @@ class Finding(NamedTuple):
         kind: which one of its rule's kinds.
         ranks: the ranks that it concerns; () for all.
         where: the modules, the line, or what each rank does and where.
-        cause: a sentence; "" where nothing more is known.
-        advice: what to do; "" where the rule's caller knows that.
+        cause: a sentence, or a line for each; "" where nothing more is known.
+        advice: what to do, likewise, with code to paste below it, indented; "" where the rule's caller knows that.
         may_end: whether a job may be ended for it: not while somebody debugs it.
+        level: one of those above.
     """
 
     kind: str
@@ -23,26 +29,47 @@ class Finding(NamedTuple):
     cause: str = ""
     advice: str = ""
     may_end: bool = True
+    level: str = BAD
 
     @property
     def text(self) -> str:
         """The same in lines. A last line that is a sentence has room for the advice."""
-        told = f"{self.where}.\n{self.cause}" if self.cause else self.where
-        between = " " if told.rpartition("\n")[2][:1].isupper() else "\n"
-        return f"{told}.{between}{self.advice}" if self.advice else told
+        between = " " if self.where.rpartition("\n")[2][:1].isupper() else "\n"
+        return between.join(self._sentences())
+
+    @property
+    def line(self) -> str:
+        """The same in one line."""
+        return " ".join(self._sentences())
+
+    @property
+    def note(self) -> str:
+        """The same below an error of the program, each cause and cure on a line that begins with the name ddpfix."""
+        causes = [f"\nddpfix: cause: {line}" for line in self.cause.splitlines()]
+        cures = [f"\n{line}" if line[:1] == " " else f"\nddpfix: cure: {line}" for line in self.advice.splitlines()]
+        return self.where + "".join(causes + cures)
+
+    def data(self) -> Dict[str, Any]:
+        """Return it as a trace has it."""
+        return {name: getattr(self, name) for name in ("kind", "ranks", "where", "cause", "advice")}
+
+    def _sentences(self) -> List[str]:
+        *before, last = [part for part in (self.where, self.cause, self.advice) if part]
+        return [*(part if part.endswith(".") else f"{part}." for part in before), last]
 
 
-def several(ranks: Sequence[int]) -> str:
-    """Ranks in words: "rank 3", "ranks 0 to 2", "ranks 0, 2 and 5 to 7"."""
-    known = sorted(ranks)
+def several(ranks: Sequence[int], of: Optional[int] = None) -> str:
+    """Ranks in words: "rank 3", "ranks 0 to 2", "ranks 0, 2 and 5 to 7"; ``of``: how many there are in all."""
     spans: List[List[int]] = []
-    for rank in known:
+    for rank in sorted(ranks):
         if spans and rank == spans[-1][-1] + 1:
             spans[-1].append(rank)
         else:
             spans.append([rank])
     parts: List[str] = []
-    for span in spans:
+    for span in spans[:_SPANS]:
         parts += [f"{span[0]} to {span[-1]}"] if len(span) > 2 else [str(rank) for rank in span]
+    left = (len(ranks) if of is None else of) - sum(map(len, spans[:_SPANS]))
+    parts += [f"{left:,} more"] if left > 0 else []
     told = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"{'rank' if len(known) == 1 else 'ranks'} {told}"
+    return f"{'rank' if len(ranks) == 1 and left <= 0 else 'ranks'} {told}"

@@ -15,8 +15,21 @@ BRANCH = "not used in this step"
 LOST = "ran, but its result is not used"
 BESIDE = "its module ran without it"
 UNKNOWN = "unknown"
+# Of DDP's errors, where not one of these is the cause: backward was called again in a step, the flag was set in vain,
+# the graph is said to be static, or a parameter was ready twice.
+REPEATED, HIDDEN, STATIC, TWICE = "repeated backward", "behind an output", "static graph", "ready twice"
+# Words, and lines to paste.
+Cure = Tuple[str, Sequence[str]]
 # What attributes and configurations call the rate at which whole layers are skipped.
 _RATE = re.compile(r"layer_?drop|stochastic_depth", re.IGNORECASE)
+
+
+def finding(kind: str, rank: int, head: str, causes: Sequence[str], cures: Sequence[Cure]) -> Finding:
+    """Return what is said of one of DDP's errors, with its causes, and its cures at the lowest price first."""
+    advice = [
+        part for words, lines in cures for part in (f"{words}:" if lines else words, *(f"    {x}" for x in lines))
+    ]
+    return Finding(kind, [rank], head, "\n".join(causes), "\n".join(advice))
 
 
 class Seen(NamedTuple):

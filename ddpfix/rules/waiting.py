@@ -13,19 +13,33 @@ from ddpfix.rules.finding import Finding, several
 # The kinds of findings.
 BACKWARDS, DEBUGGER, UNEVEN, LOADER, EVALUATION = "backwards", "debugger", "uneven", "loader", "evaluation"
 SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK = "save", "some_ranks_only", "mismatch", "absent", "slow", "network"
-_UNEVEN = "Uneven data? DDPFIX_UNEVEN=stop or pad ends the epoch on all ranks together"
+ALONE = "alone"
+KINDS = (BACKWARDS, DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK, ALONE)
+END_TOGETHER = "DDPFIX_UNEVEN=stop or pad ends the epoch on all ranks together"
+ON_ALL_RANKS = "Call it on all ranks or on none"
+_UNEVEN = f"Uneven data? {END_TOGETHER}"
 # Where no loader is in use, whose batches could be uneven.
 _EARLY = (
     "Did the loop end earlier on some ranks (early stop, time limit, different data)? Take that decision on all ranks"
     " together (all_reduce a flag)"
 )
-_SOME_ONLY = "A collective on some ranks only (a log, a metric, a save)? Call it on all ranks or on none"
+_SOME_ONLY = f"A collective on some ranks only (a log, a metric, a save)? {ON_ALL_RANKS}"
 _GPU_BEHIND = "Check that GPU: nvidia-smi, and the kernel log (dmesg, Xid)"
 _HINTS = {
     "stopped": "kill -CONT resumes it",
     "traced": "A debugger holds it: ddpfix ends no process",
     "silent": "C code that holds the GIL, a machine that is down, or a program without ddpfix?",
 }
+
+
+_ABSENT = {
+    facts.GONE: "ended without a word: {} has exited",
+    facts.STOPPED: "is stopped (SIGSTOP): {}",
+    facts.TRACED: "is held by a debugger: {}",
+    facts.SILENT: "does not answer: {}",
+}
+_LEAVES = {facts.LEFT: "has left its process group", facts.FAILED: "has failed"}
+_RETURNS = "has reached the end of its program"
 
 
 def kind(each: Position) -> str:
@@ -36,11 +50,18 @@ def kind(each: Position) -> str:
 def describe_absent(how: str, those: Sequence[SilentRank], waiting: Sequence[Position]) -> Finding:
     """Ranks that do not answer."""
     ranks = [each.rank for each in those]
-    told = ";\n".join(f"rank {each.rank} {each.text}" for each in those[:3])
+    told = ";\n".join(f"rank {each.rank} {_away(each)}" for each in those[:3])
     more = f"; likewise {several(ranks[3:])}" if len(ranks) > 3 else ""
-    is_uneven = how == "left" and _is_behind(those[0].step, waiting)
+    end = those[0].end
+    is_uneven = end is not None and _is_behind(end.step, waiting)
     advice = _uneven(waiting) if is_uneven else those[0].hint or _HINTS.get(how, "")
     return Finding(UNEVEN if is_uneven else ABSENT, ranks, f"{told}{more};\n{_waiters(waiting)}", advice=advice)
+
+
+def _away(each: SilentRank) -> str:
+    if each.end is not None:
+        return f"{_LEAVES.get(each.end.how, _RETURNS)}{f' after step {each.end.step}' if each.end.step else ''}"
+    return _ABSENT[each.how].format(each.process or "ddpfix is not active there")
 
 
 def _uneven(waiting: Sequence[Position]) -> str:
@@ -275,7 +296,13 @@ def describe_shift(found: Finding, ranks: Sequence[int], place: str, number: int
     """Ranks that have called a collective more often than the others, long ago perhaps."""
     verb, calls = "has" if len(ranks) == 1 else "have", "one collective" if number == 1 else f"{number} collectives"
     told = f"{found.where}.\n{several(ranks).capitalize()} {verb} begun {calls} more, at {place}"
-    return Finding(SOME_ONLY, list(ranks), told, advice="Call it on all ranks or on none")
+    return Finding(SOME_ONLY, list(ranks), told, advice=ON_ALL_RANKS)
+
+
+def describe_alone(each: Position, why: str) -> Finding:
+    """Describe a rank that has waited for too long, where nobody can tell what the others do."""
+    told = f"rank {each.rank} has waited in {each.what} ({each.where}) for {each.still:.0f} s; {why}"
+    return Finding(ALONE, [each.rank], told, may_end=False)
 
 
 def describe_all_waiting(waiting: Sequence[Position]) -> Finding:

@@ -162,14 +162,14 @@ class Writer:
             finally:
                 self._lock.release()
 
-    def close(self, how: Optional[str]) -> None:
+    def close(self, how: Optional[str], finding: Optional[Row] = None) -> None:
         """Write the rest and the end, and close the file."""
         self._stop.set()
         self._asked.set()
         if self._thread is not None:
             self._thread.join(5.0)
         if how is not None:
-            self.line(schema.END, time=time.time(), how=how)
+            self.line(schema.END, time=time.time(), how=how, **({} if finding is None else {"finding": finding}))
         self.flush()
         with self._lock:
             self.on = False
@@ -284,9 +284,11 @@ def _is_value(value: Any) -> bool:
 
 
 def _encoded(line: Row) -> bytes:
-    text = line.get("text")
-    if isinstance(text, str) and len(text) > _LONGEST_TEXT:
-        line["text"] = text[:_LONGEST_TEXT] + "..."
+    for part in (line, line.get("finding", {})):
+        for name in ("text", "where", "cause"):
+            text = part.get(name)
+            if isinstance(text, str) and len(text) > _LONGEST_TEXT:
+                part[name] = text[:_LONGEST_TEXT] + "..."
     return (json.dumps(line, separators=(",", ":"), default=str) + "\n").encode("utf-8")
 
 

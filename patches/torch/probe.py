@@ -23,7 +23,8 @@ from typing import Any, Dict, List, Optional
 import torch
 
 from ddpfix import log
-from ddpfix.monitor import last_words, main_thread
+from ddpfix.monitor import last_words
+from ddpfix.monitor.watch import MainThread
 from ddpfix.patching.site import Site
 from ddpfix.probing.advice import FLAG
 from ddpfix.probing.program import Program
@@ -65,7 +66,7 @@ class Run:
     def __init__(self, steps: int, file: Optional[Path]) -> None:
         self._wanted, self._file = steps, file
         self._process = os.getpid()
-        self._main = main_thread.MainThread()
+        self._main = MainThread()
         self._past: Dict[str, None] = {}
         self._said = _Said()
         self._program = Program(steps, self._called_past, self._finish)

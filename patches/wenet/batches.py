@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.exchange import first_failure
+from ddpfix.exchange import failure_records
 from ddpfix.monitor import error_file
 from ddpfix.patching import temporary
 from ddpfix.system import System
@@ -93,8 +93,8 @@ class Epoch(AgreedEpoch):
         """Raise what this rank's loader raised, or the cause that another rank left."""
         if self.error is not None:
             raise self.error
-        cause = first_failure.cause() or "the data loader of another rank failed, see that rank's own message"
-        raise first_failure.PeerFailedError(cause)
+        otherwise = "the data loader of another rank failed, see that rank's own message"
+        raise failure_records.PeerFailedError(failure_records.cause(), otherwise)
 
     def _lend(self) -> None:
         """A rank that has no batch at all gets one of another rank, as its filler."""

@@ -46,7 +46,7 @@ def _as_outermost(frame: FrameType) -> None:
 
     That an error has passed the outermost frame is what proves that it has ended the program.
     """
-    from ddpfix.monitor.main_thread import MainThread
+    from ddpfix.monitor.watch import MainThread
 
     def begin(self: MainThread) -> None:
         self._outermost = frame

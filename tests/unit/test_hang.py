@@ -21,7 +21,7 @@ from ddpfix.monitor import hang as monitor
 from ddpfix.monitor import loaders, places, processes
 from ddpfix.monitor.places import StackFrame
 from ddpfix.monitor.position import Tracker
-from ddpfix.monitor.watch import PERIOD
+from ddpfix.monitor.watch import PERIOD, Rank
 from ddpfix.rules import facts
 
 TORCH = os.path.dirname(torch.__file__)
@@ -215,7 +215,7 @@ def test_a_loader_tells_how_far_it_is() -> None:
 
 def test_a_rank_is_followed_without_a_word_from_it() -> None:
     steps = [1]
-    tracker = Tracker(0, lambda: steps[0])
+    tracker = Tracker(Rank(0, 1, lambda: steps[0]))
     tracker.look()
     steps[0] = 2
     assert tracker.look() == 0.0
@@ -230,7 +230,7 @@ def test_a_look_is_cheap(tmp_path: Path) -> None:
     """Nothing runs in a step: of a look every two seconds, a step of a tenth of a second bears a twentieth."""
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        tracker = Tracker(0, lambda: None)
+        tracker = Tracker(Rank(0, 1, lambda: None))
         times = []
         for _ in range(9):
             begun = time.thread_time()

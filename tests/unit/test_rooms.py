@@ -34,7 +34,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "_boot": {"_env", "import_hook", "engine"},
     "auto": {"_env", "engine"},
     "trace": {"background", "log"},
-    "cli": {"_env", "matrix", "monitor", "probing", "state", "trace"},
+    "cli": {"_env", "matrix", "monitor", "probing", "rules", "state", "trace"},
     "__main__": {"cli"},
     # The public names of the package; nothing is imported before one of them is used.
     "__init__": {"engine", "exchange", "layerdrop", "matrix", "models", "probing"},

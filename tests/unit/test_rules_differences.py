@@ -211,6 +211,17 @@ def test_each_cause(group: Group, seen: Seen, kind: str, cause: str) -> None:
     assert (found.finding.kind, found.finding.cause, found.groups) == (kind, cause, [group])
 
 
+@pytest.mark.parametrize("kind", [unused.REPEATED, unused.HIDDEN, unused.STATIC, unused.TWICE])
+def test_an_error_of_ddp_is_told_below_its_message(kind: str) -> None:
+    cures = [("paste this line", ["x()"]), ("or not", [])]
+    found = unused.finding(kind, 1, "aux got none:\n    aux (w)", ["a", "b"], cures)
+    assert (found.kind, found.ranks) == (kind, [1])
+    assert found.note == (
+        "aux got none:\n    aux (w)\nddpfix: cause: a\nddpfix: cause: b\nddpfix: cure: paste this line:\n    x()"
+        "\nddpfix: cure: or not"
+    )
+
+
 def test_groups_of_one_cause_share_a_sentence_and_the_largest_comes_first() -> None:
     never, ran = Seen(1, ran=False, ever=False), Seen(1, ran=True, ever=True)
     seen = [(MASK, ran), *((Group(f"layers.{n}", [f"layers.{n}.weight"], True), never) for n in range(6))]

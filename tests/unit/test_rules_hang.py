@@ -202,6 +202,17 @@ def test_a_call_of_one_rank_long_before_is_named() -> None:
     assert "Rank 0 has begun one collective more, at log (train.py:5). Call it on all ranks or on none" in found.text
 
 
+def test_backwards_that_ranks_do_not_call_equally_often_are_the_cause() -> None:
+    skips = facts.TrainingProgress(12, 11, 11, 1, "train.py:41")
+    late = at(1, facts.COLLECTIVE, 7, 12, work=skips)
+    found = judged(at(0, facts.BACKWARD, step=12, work=facts.TrainingProgress(12, 12, 12)), late)
+    assert found is not None and found.kind == waiting.BACKWARDS, found
+    assert "rank 1 skipped one near train.py:41. Skip a batch on all ranks" in found.text
+    # Its loader is another matter, whatever was counted.
+    found = judged(at(0, facts.BACKWARD, step=12, work=facts.TrainingProgress(12, 12, 12)), at(1, facts.LOADER, 7, 12))
+    assert found is not None and found.kind == waiting.LOADER, found
+
+
 def test_a_rank_that_is_past_its_data_is_told_from_one_that_computes() -> None:
     reading = [each._replace(loads=1) for each in WAITS]
     assert judged(*reading, at(1, facts.OTHER, 7, 2)).kind == waiting.UNEVEN  # type: ignore[union-attr]
@@ -210,13 +221,43 @@ def test_a_rank_that_is_past_its_data_is_told_from_one_that_computes() -> None:
 
 def test_ranks_that_are_gone_or_stopped_come_first() -> None:
     late = at(1, facts.LOADER, 7, 2)
-    for how in (facts.GONE, facts.STOPPED, facts.TRACED, facts.LEFT):
-        found = judged(*WAITS, late, absent=(facts.SilentRank(3, how, "is not there"),))
-        assert found is not None and found.ranks == [3] and "rank 3 is not there" in found.text, found
+    for how, said in (
+        (facts.GONE, "ended without a word: process 7 on x has exited"),
+        (facts.STOPPED, "is stopped (SIGSTOP): process 7 on x"),
+        (facts.TRACED, "is held by a debugger: process 7 on x"),
+        (facts.LEFT, "has reached the end of its program after step 3"),
+    ):
+        end = facts.End(3, facts.ENDED, step=3) if how == facts.LEFT else None
+        found = judged(*WAITS, late, absent=(facts.SilentRank(3, how, "process 7 on x", end=end),))
+        assert found is not None and (found.kind, found.ranks) == (waiting.ABSENT, [3]), found
+        assert f"rank 3 {said}" in found.text, found.text
         assert found.may_end == (how != facts.TRACED)
     # Of one that is silent nothing is known: a rank that is late explains more.
-    found = judged(*WAITS, late, absent=(facts.SilentRank(3, facts.SILENT, "does not answer"),))
+    found = judged(*WAITS, late, absent=(facts.SilentRank(3, facts.SILENT, "process 7 on x"),))
     assert found is not None and found.ranks == [1]
+
+
+@pytest.mark.parametrize(
+    ("absent", "kind", "told"),
+    [
+        (facts.SilentRank(3, facts.SILENT), waiting.ABSENT, "rank 3 does not answer: ddpfix is not active there"),
+        (facts.SilentRank(3, facts.SILENT, "process 7 on x"), waiting.ABSENT, "rank 3 does not answer: process 7 on x"),
+        (facts.SilentRank(3, facts.LEFT, end=facts.End(3, facts.LEFT)), waiting.ABSENT, "rank 3 has left its process"),
+        (
+            facts.SilentRank(3, facts.LEFT, end=facts.End(3, facts.FAILED, "rank 3 failed: E")),
+            waiting.ABSENT,
+            "rank 3 has failed;",
+        ),
+        (
+            facts.SilentRank(3, facts.LEFT, end=facts.End(3, facts.EXITED, step=2)),
+            waiting.UNEVEN,
+            "rank 3 has reached the end of its program after step 2;",
+        ),
+    ],
+)
+def test_a_rank_that_does_not_answer(absent: facts.SilentRank, kind: str, told: str) -> None:
+    found = judged(*WAITS, absent=(absent,))
+    assert found is not None and (found.kind, found.ranks) == (kind, [3]) and told in found.text, found
 
 
 def test_one_that_waits_for_another_group_is_not_the_late_one() -> None:
@@ -255,6 +296,14 @@ def test_what_is_only_slow_is_no_hang() -> None:
     assert judged(at(0, facts.BACKWARD, idle=False), at(1, facts.LOADER)) is None
     # One has come into the same collective just now.
     assert judged(at(0, facts.BACKWARD), at(1, facts.BACKWARD, still=1.0)) is None
+
+
+def test_a_rank_that_can_ask_nobody_tells_where_it_waits() -> None:
+    found = waiting.describe_alone(at(1, facts.COLLECTIVE), "the store does not answer (RuntimeError)")
+    assert (found.kind, found.ranks, found.may_end) == (waiting.ALONE, [1], False)
+    assert (
+        found.text == "rank 1 has waited in barrier (train.py:88) for 305 s; the store does not answer (RuntimeError)"
+    )
 
 
 def test_all_wait_and_none_is_missing() -> None:

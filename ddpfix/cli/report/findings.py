@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from ddpfix.cli.report import endings, summary, words
-from ddpfix.cli.report.words import BAD, GOOD, PLAIN, Finding
+from ddpfix.rules.finding import BAD, GOOD, PLAIN, Finding
 
 Data = Dict[str, Any]
 PART_NAMES = {
@@ -34,7 +34,7 @@ def findings(data: Data) -> List[Finding]:
     makers = (endings.make, _layers, _straggler, _outliers, _memory, _unused, _loss)
     found = [each for make in makers for each in make(data)]
     order = (BAD, PLAIN, GOOD)
-    once = {(each.subject, each.text): each for each in found}
+    once = {(each.kind, each.where): each for each in found}
     return sorted(once.values(), key=lambda each: order.index(each.level))
 
 
@@ -50,23 +50,23 @@ def _layers(data: Data) -> List[Finding]:
             f" {layers['first_step_with_disagreement']:,}. Most affected: {layers['names'][worst]}"
             f" ({words.count(layers['disagreed_steps'][worst], 'step')})."
         )
-        return [Finding("layers", BAD, text, [_advice_on_layers(data)])]
+        return [Finding("layers", (), text, advice=_advice_on_layers(data))]
     mean = layers["mean_skipped"] or 0.0
     if not mean:
-        return [Finding("layers", GOOD, f"No layer was skipped in {words.count(data['steps'], 'step')}.")]
+        return [Finding("layers", (), f"No layer was skipped in {words.count(data['steps'], 'step')}.", level=GOOD)]
     skipped = f"{mean:.1f} of {words.count(len(layers['names']), 'layer')} a step"
     if compared:
         text = f"All ranks skipped the same layers in all {words.count(compared, 'step')} (on average {skipped})."
-        return [Finding("layers", GOOD, text)]
-    return [Finding("layers", PLAIN, f"The trace has one rank, which skipped {skipped} on average.")]
+        return [Finding("layers", (), text, level=GOOD)]
+    return [Finding("layers", (), f"The trace has one rank, which skipped {skipped} on average.", level=PLAIN)]
 
 
 def _advice_on_layers(data: Data) -> str:
     chosen = [each for each in data["ddpfix_settings"] if each["name"] == "layerdrop" and each["value"] != "sync"]
     if chosen:
         name = f"DDPFIX_LAYERDROP={chosen[0]['value']}"
-        return f"fix: unset {name}, which lets each rank draw its own layers"
-    return "advice: docs/layerdrop.md lists the supported models, and how to add one"
+        return f"unset {name}, which lets each rank draw its own layers"
+    return "docs/layerdrop.md lists the supported models, and how to add one"
 
 
 def _straggler(data: Data) -> List[Finding]:
@@ -79,7 +79,7 @@ def _straggler(data: Data) -> List[Finding]:
             return []
         often = f"{found['slowest_steps']:,} of {words.count(data['time']['judged_steps'], 'step')}"
         text = f"No straggler. Slowest: rank {found['rank']} with {own} a step (other ranks {others}; medians)"
-        return [Finding("time", GOOD, f"{text}, slowest in {often}.")]
+        return [Finding("time", (), f"{text}, slowest in {often}.", level=GOOD)]
     text = (
         f"Rank {found['rank']} is a straggler: {words.seconds(found['own'])} a step, other ranks"
         f" {words.seconds(found['others'])} (medians, waits excluded){_cost(found)}. It was the slowest in"
@@ -90,8 +90,8 @@ def _straggler(data: Data) -> List[Finding]:
             f" Most of the difference is {PART_NAMES[found['part']]}: {words.seconds(found['part_seconds'])} a step,"
             f" other ranks {words.seconds(found['part_others'])}."
         )
-        return [Finding("time", BAD, text, [f"advice: {_ADVICE[found['part']]}"])]
-    return [Finding("time", BAD, text)]
+        return [Finding("time", [found["rank"]], text, advice=_ADVICE[found["part"]])]
+    return [Finding("time", [found["rank"]], text)]
 
 
 def _cost(found: Data) -> str:
@@ -109,7 +109,7 @@ def _outliers(data: Data) -> List[Finding]:
         f"{words.count(found['count'], 'slow step')} (over 4x the median). Slowest: step {worst['step']:,} on rank"
         f" {worst['rank']}, {words.seconds(worst['own'])} (median {words.seconds(worst['usual'])})."
     )
-    return [Finding("time", PLAIN, text)]
+    return [Finding("time", (), text, level=PLAIN)]
 
 
 def _memory(data: Data) -> List[Finding]:
@@ -124,8 +124,8 @@ def _memory(data: Data) -> List[Finding]:
         where = f"at most {words.size(last['bytes'])} (rank {last['rank']}, step {last['step']:,})"
         if data["unended"]:
             text = f"{what} was flat up to step {data['steps']:,}: {where}. The trace has no row of a later step."
-            return [Finding("memory", PLAIN, text)]
-        return [Finding("memory", GOOD, f"{what} stayed flat: {where}.")]
+            return [Finding("memory", (), text, level=PLAIN)]
+        return [Finding("memory", (), f"{what} stayed flat: {where}.", level=GOOD)]
     # Each record is higher than the one before: the batch behind the largest rise is what a reader looks for.
     before, most = max(zip(records, records[1:]), key=lambda pair: float(pair[1]["bytes"] - pair[0]["bytes"]))
     text = (
@@ -134,8 +134,8 @@ def _memory(data: Data) -> List[Finding]:
         f" {most['step']:,} on rank {most['rank']}{_batch(most)}."
     )
     if last["bytes"] < first["bytes"] * 1.5:
-        return [Finding("memory", PLAIN, text)]
-    return [Finding("memory", BAD, text, [f"advice: {_ADVICE_ON_BATCHES}"] if most["shape"] else [])]
+        return [Finding("memory", (), text, level=PLAIN)]
+    return [Finding("memory", (), text, advice=_ADVICE_ON_BATCHES if most["shape"] else "")]
 
 
 def _growth(what: str, growth: Data) -> Finding:
@@ -145,7 +145,9 @@ def _growth(what: str, growth: Data) -> Finding:
         f" ({words.shape(growth['shape'])}), from {words.size(low)} in step {first:,} to {words.size(high)} in step"
         f" {last:,}: something is kept (outputs, losses or metrics with their graph)."
     )
-    return Finding("memory", BAD, text, ["fix: keep loss.item() or output.detach(), and reset metrics each epoch"])
+    return Finding(
+        "memory", [growth["rank"]], text, advice="keep loss.item() or output.detach(), and reset metrics each epoch"
+    )
 
 
 def _batch(record: Dict[str, Any]) -> str:
@@ -161,19 +163,19 @@ def _unused(data: Data) -> List[Finding]:
         return []
     if not unused["groups"]:
         if unused["told"] == data["rows"]:
-            return [Finding("unused", GOOD, "Every parameter had a gradient in every step.")]
+            return [Finding("unused", (), "Every parameter had a gradient in every step.", level=GOOD)]
         text = f"Every parameter had a gradient in the {unused['told']:,} of {data['rows']:,} rows that record it."
-        return [Finding("unused", PLAIN, text)]
+        return [Finding("unused", (), text, level=PLAIN)]
     whole = f"{unused['parameters']:,} parameters" if unused["parameters"] else "the parameters"
     found = []
     always = [each["name"] for each in unused["groups"] if each["always"]]
     if always:
         text = f"{unused['always']:,} of {whole} had no gradient in any step: {words.listed(always)}."
-        found.append(Finding("unused", BAD, text))
+        found.append(Finding("unused", (), text))
     sometimes = [each["name"] for each in unused["groups"] if not each["always"]]
     if sometimes:
         text = f"{unused['sometimes']:,} of {whole} had no gradient in some steps: {words.listed(sometimes)}."
-        found.append(Finding("unused", PLAIN, text))
+        found.append(Finding("unused", (), text, level=PLAIN))
     return found
 
 
@@ -184,9 +186,9 @@ def _loss(data: Data) -> List[Finding]:
     step, rank = lost["first"]
     times = words.count(lost["count"], "row")
     text = f"The loss was NaN or infinite in {times}, first in step {step:,} on rank {rank}."
-    return [Finding("loss", BAD, text)]
+    return [Finding("loss", (), text)]
 
 
 def rows(data: Data) -> List[Dict[str, Any]]:
     """Return the findings as plain data, for ``--json``."""
-    return [each._asdict() for each in findings(data)]
+    return [{"level": each.level, **each.data()} for each in findings(data)]

@@ -11,6 +11,8 @@ from ddpfix.trace.reader import Run
 
 # Texts that differ; ranks that are named a text.
 TEXTS, NAMED = 500, 8
+# What is text of a finding.
+_PARTS = ("kind", "where", "cause", "advice")
 
 
 class Occurrences:
@@ -41,6 +43,9 @@ class Logged:
         self.hosts: Dict[str, int] = {}
         self.world_size = 0
         self.ends: Dict[str, List[int]] = {}
+        # The finding about each of these ends, and the one that an event tells.
+        self._of_ends: Dict[str, Optional[Dict[str, Any]]] = {}
+        self._findings: Dict[Tuple[str, str], Optional[Dict[str, Any]]] = {}
         self.left_out = 0
         # The last moment of any rank, in unix seconds; ranks without an end whose process this machine knows to have
         # exited.
@@ -63,7 +68,9 @@ class Logged:
         if host in self.hosts or len(self.hosts) < TEXTS:
             self.hosts[host] = self.hosts.get(host, 0) + 1
         how = "no exit record" if run.end is None else clean.text(run.end.get("how"))
-        self.ends.setdefault(how if how in self.ends or len(self.ends) < TEXTS else "other", []).append(run.rank)
+        how = how if how in self.ends or len(self.ends) < TEXTS else "other"
+        self.ends.setdefault(how, []).append(run.rank)
+        self._of_ends.setdefault(how, _finding(clean.table(run.end)))
         if run.end is None and has_exited(header.get("pid"), header.get("host")):
             self.exited.append(run.rank)
         self._last_steps(run)
@@ -88,6 +95,8 @@ class Logged:
         for row in clean.rows(run.events):
             key = (clean.text(row.get("level")), clean.text(row.get("text")))
             self._note(self._events, key, run.rank, row)
+            if key in self._events:
+                self._findings[key] = self._findings.get(key) or _finding(row)
         for row in clean.rows(run.settings):
             names = ("name", "requested", "effective", "note")
             asked = tuple(clean.text(row.get(name)) for name in names)
@@ -116,15 +125,26 @@ class Logged:
             "ddpfix_settings": self.header.get("settings", []),
             "settings": _rows(self._settings, ("name", "requested", "effective", "note")),
             "patches": _rows(self._patches, ("id", "state", "reason")),
-            "events": _rows(self._events, ("level", "text")),
+            "events": [
+                {**row, "finding": self._findings.get(key)}
+                for key, row in zip(self._events, _rows(self._events, ("level", "text")))
+            ],
             "stalls": _rows(self._places, ("phase",)),
             "texts_left_out": self.left_out,
-            "ends": [{"how": how, "ranks": ranks} for how, ranks in self.ends.items()],
+            "ends": [{"how": how, "ranks": ranks, "finding": self._of_ends[how]} for how, ranks in self.ends.items()],
         }
 
 
 def _rows(seen: Dict[Any, Occurrences], names: Tuple[str, ...]) -> List[Dict[str, Any]]:
     return [{**dict(zip(names, key)), **found.data()} for key, found in seen.items()]
+
+
+def _finding(row: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    """Return the finding that a line tells, if it does."""
+    told = clean.table(row.get("finding"))
+    if not told:
+        return None
+    return {"ranks": clean.indices(told.get("ranks")) or [], **{name: clean.text(told.get(name)) for name in _PARTS}}
 
 
 def _head(header: Dict[str, Any]) -> Dict[str, Any]:

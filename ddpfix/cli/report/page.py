@@ -11,7 +11,7 @@ from plotly import io
 
 from ddpfix import __version__
 from ddpfix.cli.report import compare, figures, findings, words
-from ddpfix.cli.report.words import BAD, GOOD, PLAIN, Finding
+from ddpfix.rules.finding import BAD, GOOD, PLAIN, Finding, several
 
 Data = Dict[str, Any]
 Row = Sequence[str]
@@ -135,15 +135,16 @@ def _findings(data: Data) -> str:
 
 
 def _finding(each: Finding) -> str:
-    lines = "".join(f"<li>{_line(line)}</li>" for line in each.lines)
+    lines = "".join(f"<li>{_part(part)}</li>" for part in (each.cause, each.advice) if part)
     below = f"<ul>{lines}</ul>" if lines else ""
-    return f'<li class="{each.level}"><strong>{_LEVELS[each.level]}:</strong> {text(each.text)}{below}</li>'
+    return f'<li class="{each.level}"><strong>{_LEVELS[each.level]}:</strong> {_part(each.where)}{below}</li>'
 
 
-def _line(line: str) -> str:
-    """Return a line below a finding; what can be pasted is code."""
-    said, _, code = line.partition("\n")
-    return text(said[:1].upper() + said[1:]) + (f"<pre><code>{text(code)}</code></pre>" if code else "")
+def _part(part: str) -> str:
+    """Return a part of a finding; what is indented can be pasted, or is a list of names."""
+    code, plain = "<pre><code>{}</code></pre>", "{}\n"
+    lines = (part[:1].upper() + part[1:]).splitlines()
+    return "".join((code if line[:1] == " " else plain).format(text(line.strip())) for line in lines)
 
 
 def _ratios(runs: Sequence[Data]) -> str:
@@ -182,7 +183,7 @@ def _settings(data: Data) -> str:
 
 
 def _who(seen: Data, data: Data) -> str:
-    return "all" if seen["of_ranks"] == data["ranks"] > 1 else words.ranks(seen["ranks"], seen["of_ranks"])
+    return "all" if seen["of_ranks"] == data["ranks"] > 1 else several(seen["ranks"], seen["of_ranks"])
 
 
 def _lines(data: Data) -> str:
@@ -212,7 +213,7 @@ def _ends(data: Data) -> str:
         rows.append(("earlier processes", f"{data['earlier_processes']:,} in this folder"))
     if data["gradients"]["sent"]:
         rows.append(("gradients communicated", f"{words.size(data['gradients']['sent'])} by all ranks"))
-    rows += [(f"end of {words.ranks(each['ranks'])}", each["how"]) for each in data["ends"]]
+    rows += [(f"end of {several(each['ranks'])}", each["how"]) for each in data["ends"]]
     return _table(["name", "value"], rows)
 
 

@@ -130,7 +130,6 @@ def _straggler(per_rank: List[Dict[str, Any]], judged: int) -> Optional[Dict[str
         "others": own,
         "clear": _is_clear(mine / own if own else 0.0, worst["slowest_steps"], judged, len(timed)),
         "others_wait_share": waited / total if total else None,
-        "wait_share": worst["wait"] / worst["total"] if worst["total"] else None,
         "slowest_steps": worst["slowest_steps"],
         "part": part,
         "part_seconds": worst[part] if part else None,
@@ -155,7 +154,6 @@ def _memory(gathered: Gathered) -> Dict[str, Any]:
         # A column without a row of the trace has what the one before it had.
         "peak": listed(np.fmax.accumulate(gathered.peak_rows.cells, axis=1)),
         "records": _largest_rises(records),
-        "records_count": len(records),
         "growth": None if gathered.growth is None else gathered.growth._asdict(),
     }
 
@@ -181,7 +179,6 @@ def _layers(gathered: Gathered) -> Optional[Dict[str, Any]]:
     for number, mask in parted:
         for layer in _bits(mask):
             columns[layer][(number - 1) // timeline.width] += 1
-    first = {layer: number for number, mask in reversed(parted) for layer in _bits(mask)}
     skipped, known = gathered.skipped.skipped(len(names)), gathered.skipped.known.cells
     shares = divided(skipped, np.broadcast_to(known, skipped.shape))
     return {
@@ -189,10 +186,8 @@ def _layers(gathered: Gathered) -> Optional[Dict[str, Any]]:
         "columns": [list(span) for span in timeline.spans()],
         "rank_rows": [list(span) for span in gathered.skipped.rows.spans],
         "skipped": listed(np.round(shares, 4)),
-        "skipped_share": listed(divided(skipped.sum(axis=(1, 2)), np.full(len(names), known.sum()))),
         "disagreed": columns,
         "disagreed_steps": [sum(each) for each in columns],
-        "first_disagreement": [first.get(layer) for layer in range(len(names))],
         "compared_steps": len(compared),
         "steps_with_disagreement": len(parted),
         "first_step_with_disagreement": parted[0][0] if parted else None,

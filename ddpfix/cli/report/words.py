@@ -2,25 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence
-
-# What a finding means for the reader: to be looked at, fine, or neither.
-BAD, GOOD, PLAIN = "attention", "good", "plain"
-
-
-class Finding(NamedTuple):
-    """One sentence about one subject.
-
-    Attributes:
-        subject: also the name of a part of the page.
-        lines: what stands below it, ``cause: ...`` or ``advice: ...``; code to paste follows after a line break.
-    """
-
-    subject: str
-    level: str
-    text: str
-    lines: Sequence[str] = ()
-
+from typing import Optional, Sequence
 
 GIB = 2**30
 UNKNOWN = "unknown"
@@ -63,22 +45,6 @@ def span(first: int, last: int, name: str = "") -> str:
     """``rank 3`` or ``ranks 0-19``; without a name, ``3`` or ``0-19``."""
     shown = str(first) if first == last else f"{first}-{last}"
     return f"{name}{'' if first == last else 's'} {shown}" if name else shown
-
-
-def ranks(found: Sequence[int], of: Optional[int] = None) -> str:
-    """``rank 3``, ``ranks 0 and 1``, ``ranks 0, 5-9``; with a number of all, how many more there are."""
-    if len(found) == 2 and of in (None, 2):
-        return "ranks {} and {}".format(*sorted(found))
-    runs: List[List[int]] = []
-    for rank in sorted(found):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    shown = [span(first, last) for first, last in runs[:10]]
-    left = (len(found) if of is None else of) - sum(last - first + 1 for first, last in runs[:10])
-    more = f" and {left:,} more" if left > 0 else ""
-    return f"rank{'' if len(found) == 1 and not more else 's'} {', '.join(shown)}{more}"
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

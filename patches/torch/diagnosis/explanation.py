@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import traceback
 from pathlib import Path
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from ddpfix.exchange import comparison
 from ddpfix.rules import names, unused
+from ddpfix.rules.finding import Finding
 from ddpfix.rules.names import Group
-from ddpfix.rules.unused import Cause, Seen
+from ddpfix.rules.unused import Cause, Cure, Seen
 from ddpfix.system import System
 
 from ...common.lines import release
@@ -21,17 +22,14 @@ from ..unused.states import REDUCTION
 from .evidence import Evidence
 
 _TWICE = re.compile(r"Parameter at index (\d+)(?: with name (\S+))? has been marked as ready twice")
-_LINE = "\n    "
 # Modules that are frozen one by one.
 _FROZEN = 4
 _PREPARE = "model.reducer.prepare_for_backward([loss])"
 _LATE = "or set DDPFIX_UNUSED=late"
 _SUM = "(first_loss + second_loss).backward()"
-# Words, and lines to paste.
-Cure = Tuple[str, Sequence[str]]
 
 
-def unfinished(case: Evidence, message: str) -> str:
+def unfinished(case: Evidence, message: str) -> Finding:
     """On parameters without gradient ("Expected to have finished reduction")."""
     model = case.model
     missing = case.missing or case.all_missing(message)
@@ -45,17 +43,19 @@ def unfinished(case: Evidence, message: str) -> str:
     if why:
         # Not the flag: with it DDP ends at the second backward of a step.
         words = "call backward equally often in each step, or once, for the sum of the losses"
-        return head + _told([why, *others.disagree()], [(words, [_SUM])])
+        return _found(unused.REPEATED, head, [why, *others.disagree()], [(words, [_SUM])])
     if case.is_static:
-        return head + _told([_no_more(case, groups), *others.disagree()], _not_static(case))
+        return _found(unused.STATIC, head, [_no_more(case, groups), *others.disagree()], _not_static(case))
     if model.wrapper.find_unused_parameters:
         why = "find_unused_parameters=True is set, but DDP found them behind an output that is not part of the loss"
         words = "return only what the loss needs from the wrapped model, or add it to the loss"
-        return head + _told([why, *others.disagree()], [(words, ["loss = loss + 0.0 * output.sum()"])])
-    found = unused.causes([(group, _seen(case, group)) for group in groups])
+        cure = words, ["loss = loss + 0.0 * output.sum()"]
+        return _found(unused.HIDDEN, head, [why, *others.disagree()], [cure])
+    causes = unused.causes([(group, _seen(case, group)) for group in groups])
     is_by_hand = case.is_inside and case.lines.is_plain
-    cures = [_by_hand(case)] if is_by_hand else _of_unused(case, found, others)
-    return head + _told([*(cause.finding.cause for cause in found), *others.disagree()], cures)
+    cures = [_by_hand(case)] if is_by_hand else _of_unused(case, causes, others)
+    kind = causes[0].finding.kind if causes else unused.UNKNOWN
+    return _found(kind, head, [*(cause.finding.cause for cause in causes), *others.disagree()], cures)
 
 
 def _seen(case: Evidence, group: Group) -> Seen:
@@ -120,19 +120,19 @@ def _not_static(case: Evidence) -> List[Cure]:
     return [(words, [lines.not_static, *more])]
 
 
-def twice(case: Evidence, message: str, error: BaseException, roots: Any) -> str:
-    """On a parameter that was ready twice; "" if it belongs to another model."""
+def twice(case: Evidence, message: str, error: BaseException, roots: Any) -> Optional[Finding]:
+    """On a parameter that was ready twice; None if it belongs to another model."""
     model = case.model
     named = _TWICE.search(message)
     number = int(named[1]) if named is not None else -1
     if not 0 <= number < len(model.names) or (named is not None and named[2] not in (None, model.names[number])):
-        return ""
+        return None
     if number not in case.reached_by(roots) and not case.hides:
-        return ""
+        return None
     others = Others(case, [number])
     why, cure = _why_twice(case, number, _backwards_within(error) > 1)
     head = f"{model.names[number]} was marked ready twice on {others.here}{_step(case)}{others.say()}"
-    return head + _told([why, *others.disagree()], [cure])
+    return _found(unused.TWICE, head, [why, *others.disagree()], [cure])
 
 
 def _why_twice(case: Evidence, number: int, reentrant: bool) -> Tuple[str, Cure]:
@@ -162,14 +162,14 @@ def _why_twice(case: Evidence, number: int, reentrant: bool) -> Tuple[str, Cure]
     return why, (f"one backward for the sum of the losses{_without_edit(case)}", [_SUM])
 
 
-def changed(case: Evidence, roots: Any) -> str:
-    """On a parameter that a static graph did not have in its first step; "" if it belongs to another model."""
+def changed(case: Evidence, roots: Any) -> Optional[Finding]:
+    """On a parameter that a static graph did not have in its first step; None if it belongs to another model."""
     model = case.model
     if not case.is_static or case.steps < 2:
-        return ""
+        return None
     reached = case.reached_by(roots)
     if not reached and not case.hides:
-        return ""
+        return None
     left = [n for n, p in enumerate(model.parameters) if p.requires_grad and n not in case.first]
     new = [number for number in left if case.hides or number in reached]
     groups = names.collapsed(names_of(model, new), model.names)
@@ -181,7 +181,7 @@ def changed(case: Evidence, roots: Any) -> str:
         head = f"a parameter got more gradients than in the first step on {where}"
     what = names.modules(groups) or "the graph"
     why = f"static_graph=True expects the same graph in each step, and the use of {what} changes{_rate(case, groups)}"
-    return head + names.listed(groups) + _told([why, *others.disagree()], _not_static(case))
+    return _found(unused.STATIC, head + names.listed(groups), [why, *others.disagree()], _not_static(case))
 
 
 def _step(case: Evidence) -> str:
@@ -202,11 +202,8 @@ def _backwards_within(error: BaseException) -> int:
     return sum(Path(each.filename).parts[-3:] == ("torch", "autograd", "__init__.py") for each in frames)
 
 
-def _told(why: Sequence[str], cure: Sequence[Cure]) -> str:
-    text = "".join(f"\nddpfix: cause: {each}" for each in why)
-    for words, lines in cure:
-        text += f"\nddpfix: cure: {words}{':' if lines else ''}" + "".join(_LINE + line for line in lines)
-    return text
+def _found(kind: str, head: str, causes: Sequence[str], cures: Sequence[Cure]) -> Finding:
+    return unused.finding(kind, process_groups.own_rank(), head, causes, cures)
 
 
 class Others:

@@ -15,6 +15,7 @@ from typing import Any, Optional, Tuple
 from ddpfix import log
 from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import Site
+from ddpfix.rules.finding import Finding
 
 from ..internals.wrapper import RUNS
 from ..pipeline import backward, ddp
@@ -128,14 +129,15 @@ class Watched:
         case.is_inside = case.is_inside or _is_inside(error)
         kind = next(each for each in ERRORS if each in message)
         if kind is UNFINISHED:
-            text = explanation.unfinished(case, message)
+            found: Optional[Finding] = explanation.unfinished(case, message)
         elif kind is TWICE:
-            text = explanation.twice(case, message, error, roots)
+            found = explanation.twice(case, message, error, roots)
         else:
-            text = explanation.changed(case, roots)
-        if text:
+            found = explanation.changed(case, roots)
+        if found is not None:
+            text = found.note
             # Before the program has the error: it may be ended by its launcher before it comes to its own end.
-            log.record(DIAGNOSIS, text)
+            log.record(DIAGNOSIS, text, found.data())
             is_lightnings = case.lines.name == lines.LIGHTNING.name
             if not (is_lightnings and _add(error, text)):
                 # In place: whoever catches it by its type, or looks at its traceback, finds what torch has raised.

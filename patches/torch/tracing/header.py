@@ -16,6 +16,8 @@ from torch import distributed
 from ddpfix import __version__, log
 from ddpfix.monitor import last_words
 from ddpfix.patching.site import Site
+from ddpfix.rules import endings
+from ddpfix.rules.finding import Finding
 from ddpfix.trace import schema
 from ddpfix.trace.writer import Writer
 
@@ -96,16 +98,17 @@ def _error() -> Optional[BaseException]:
     return error if isinstance(error, BaseException) and not isinstance(error, SystemExit) else None
 
 
-def how_it_ends() -> str:
+def how_it_ends(rank: int) -> Tuple[str, Optional[Finding]]:
     """Return how this process ends, as far as Python knows it: ``ended``, or ``failed: `` and the error."""
     error = _error()
     if error is not None:
-        return f"failed: {last_words.words(error)}"
+        return f"failed: {last_words.words(error)}", last_words.finding(rank, None, error)
     sys_exit: Any = sys.modules.get("ddpfix.monitor.sys_exit")
     known = sys_exit.last() if sys_exit is not None else None
     if known is not None:
-        return f"failed: {known.handled or f'exit code {known.code}{known.place}'}"
-    return "ended"
+        words = known.handled or f"exit code {known.code}{known.place}"
+        return f"failed: {words}", endings.failed([rank], None, words, follows=known.follows)
+    return "ended", None
 
 
 class Heard:
@@ -114,27 +117,30 @@ class Heard:
     def __init__(self, is_on: Callable[[], bool], step: Callable[[], int]) -> None:
         self._is_on, self._step = is_on, step
         self._writer: Optional[Writer] = None
-        self._held: List[Tuple[str, str, float]] = []
+        self._held: List[Dict[str, Any]] = []
         log.NOTED.listeners.append(self._line)
 
     def begin(self, writer: Writer) -> None:
         """Write what was logged before there was a writer, and each line from now on."""
         self._writer = writer
-        for level, text, moment in self._held:
-            writer.line(schema.EVENT, time=moment, step=0, level=level, text=text)
+        for held in self._held:
+            writer.line(schema.EVENT, **held)
         self._held.clear()
 
     def end(self) -> None:
         if self._line in log.NOTED.listeners:
             log.NOTED.listeners.remove(self._line)
 
-    def _line(self, level: str, text: str) -> None:
+    def _line(self, level: str, text: str, finding: Optional[Dict[str, Any]]) -> None:
         if not self._is_on():
             return
+        values: Dict[str, Any] = {"time": time.time(), "step": self._step(), "level": level, "text": text}
+        if finding is not None:
+            values["finding"] = finding
         if self._writer is None:
             if len(self._held) < _MOST:
-                self._held.append((level, text, time.time()))
+                self._held.append({**values, "step": 0})
             return
-        self._writer.line(schema.EVENT, time=time.time(), step=self._step(), level=level, text=text)
+        self._writer.line(schema.EVENT, **values)
         if level in _URGENT:
             self._writer.urgent()

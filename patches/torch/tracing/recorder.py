@@ -94,18 +94,17 @@ class Recorder:
             self._finalize.cancel()
             self._finalize = None
         forget(self)
-        self._close("ended")
+        self._settle()
+        if self.writer is not None:
+            self.writer.close("ended")
 
     def _exit(self) -> None:
         self.on = False
-        if self.writer is not None:
-            header.tell_explanation(self.writer, self.steps)
-        self._close(header.how_it_ends())
-
-    def _close(self, how: str) -> None:
         self._settle()
         if self.writer is not None:
-            self.writer.close(how)
+            header.tell_explanation(self.writer, self.steps)
+            how, found = header.how_it_ends(self.writer.rank)
+            self.writer.close(how, None if found is None else found.data())
 
     def forked(self) -> None:
         """In a child: it leaves no trace."""

@@ -1,0 +1,140 @@
+"""How ranks end, from the facts of one rank and what it knows of another; and that each kind of finding has a row."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from ddpfix.rules import endings, facts, unused, waiting
+from ddpfix.rules.endings import Lost
+from ddpfix.rules.facts import Called, End, TrainingProgress
+from ddpfix.rules.finding import BAD, PLAIN, Finding
+
+LOST = Lost(1, "process 7 on x", 7, 0, 8)
+SILENT = "process 7 on x has given no sign of life for 4 s"
+UNKNOWN = LOST._replace(step=None, by_step=None)
+DONE = End(1, facts.ENDED, step=3, work=TrainingProgress(3, 3, 3))
+HERE = End(0, facts.FAILED, step=4, work=TrainingProgress(4, 4, 4), called=Called({"train.py:8": 2}, "train.py:8"))
+SKIPPED = TrainingProgress(4, 3, 3, 1, "train.py:41")
+STORE = "the process that hosted the process group's store has exited"
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "ranks", "line"),
+    [
+        (endings.failed([1], 41, "IndexError: 7 (aug.py:12)"), endings.FAILED, [1], "rank 1 failed in step 41: IndexE"),
+        (endings.failed([0, 1], None, "E", "2 parameters"), endings.FAILED, [0, 1], "ranks 0 and 1 failed: E. 2 param"),
+        (endings.failed([1], None, "E", follows=True), endings.FOLLOWED, [1], "rank 1 failed: E"),
+        (endings.likewise([0, 2]), endings.FAILED, [0, 2], "ranks 0 and 2 failed with the same error"),
+        (endings.consequence([0]), endings.FOLLOWED, [0], "rank 0 failed as a consequence"),
+        (
+            endings.above(endings.failed([1], 4, "E: x")),
+            endings.ABOVE,
+            (),
+            "this rank ends because rank 1 failed in step",
+        ),
+        (endings.above(Finding("", (), "it exited")), endings.ABOVE, (), "this rank ends because it exited"),
+        (
+            endings.killed(LOST, "It was ended by SIGKILL", ""),
+            endings.KILLED,
+            [1],
+            "rank 1 ended without a word, last seen in step 7, rank 0 is in step 8: process 7 on x has exited. It was",
+        ),
+        (
+            endings.killed(UNKNOWN, "It exited with code 3", "barrier (train.py:9)"),
+            endings.KILLED,
+            [1],
+            "rank 1 ended without a word: process 7 on x has exited. It exited with code 3. Rank 0 failed in barrier",
+        ),
+        (
+            endings.silent(LOST, 4.0),
+            endings.SILENT,
+            [1],
+            f"rank 1 is silent, last seen in step 7, rank 0 is in step 8: {SILENT}",
+        ),
+        (
+            endings.store_lost(STORE),
+            endings.STORE_LOST,
+            (),
+            f"{STORE} before this rank could read the cause; it was rank",
+        ),
+        # Who has left, and has done as much, less, or something else.
+        (
+            endings.left(DONE, HERE._replace(step=3), False),
+            endings.LEFT,
+            [1],
+            "rank 1 reached the end of its program in step 3",
+        ),
+        (endings.left(End(1, facts.LEFT), HERE, False), endings.LEFT, [1], "rank 1 left its process group"),
+        (endings.left(End(1, facts.EXITED, step=9), HERE, False), endings.LEFT, [1], "rank 1 exited in step 9"),
+        (endings.left(End(1, facts.FAILED, "rank 1 failed: E"), HERE, False), endings.LEFT, [1], "rank 1 failed: E"),
+        (
+            endings.left(DONE, HERE, False),
+            endings.LEFT,
+            [1],
+            "rank 1 reached the end of its program in step 3, and this rank is in step 4. With uneven data, DDPFIX_UN",
+        ),
+        (
+            endings.left(DONE._replace(step=4, work=SKIPPED), HERE, False),
+            endings.LEFT,
+            [1],
+            "rank 1 reached the end of its program in step 4. Backward was called 3 times in 4 forwards on rank 1",
+        ),
+        (
+            endings.left(DONE._replace(called=Called({"train.py:8": 1}, "train.py:8")), HERE, True),
+            endings.LEFT,
+            [1],
+            "rank 1 reached the end of its program in step 3, without calling the collective in which this rank fails"
+            " (train.py:8). Call it on all ranks or on none",
+        ),
+        # It has called as many, or nothing was counted there.
+        (
+            endings.left(DONE._replace(step=4, called=Called({"train.py:8": 2}, "train.py:8")), HERE, True),
+            endings.LEFT,
+            [1],
+            "rank 1 reached",
+        ),
+        (endings.left(DONE._replace(step=4), HERE, True), endings.LEFT, [1], "rank 1 reached"),
+    ],
+)
+def test_how_a_rank_ends(found: Finding, kind: str, ranks: List[int], line: str) -> None:
+    assert (found.kind, found.ranks) == (kind, ranks) and found.line.startswith(line), found
+
+
+def test_a_gradient_that_was_to_come_is_not_missed() -> None:
+    """The rank that fails stands in its backward."""
+    done = DONE._replace(step=4, work=TrainingProgress(4, 4, 4))
+    missed = HERE._replace(work=TrainingProgress(4, 4, 4, missed=True))
+    assert endings.left(done, missed, False).kind == endings.LEFT
+
+
+@pytest.mark.parametrize(
+    ("have_exited", "is_explained", "level", "where"),
+    [
+        (True, False, BAD, "ranks 0 and 1 were killed in step 8 (no exit record)"),
+        (False, False, BAD, "ranks 0 and 1 have no exit record: killed or still running in step 8 when this page was"),
+        (True, True, PLAIN, "ranks 0 and 1 have no exit record: a launcher ends the other ranks"),
+    ],
+)
+def test_a_trace_without_an_end(have_exited: bool, is_explained: bool, level: str, where: str) -> None:
+    found = endings.unrecorded([0, 1], " in step 8", have_exited, is_explained)
+    assert (found.kind, found.level) == (endings.UNRECORDED, level) and found.where.startswith(where)
+    assert bool(found.advice) == (have_exited and not is_explained)
+
+
+OTHERS = ("BAD", "PLAIN", "END_TOGETHER", "ON_ALL_RANKS")
+
+
+def test_each_kind_of_finding_has_a_row() -> None:
+    # Of a module's own: other names are imported, or sentences.
+    texts = "".join(file.read_text(encoding="utf-8") for file in Path(__file__).parent.glob("test_rules_*.py"))
+    kinds = {
+        f"{module.__name__.rpartition('.')[2]}.{name}"
+        for module in (endings, unused, waiting)
+        for name, value in vars(module).items()
+        if name.isupper() and name[0] != "_" and isinstance(value, str) and name not in OTHERS
+    }
+    assert [kind for kind in sorted(kinds) if not re.search(rf"\b{kind}\b", texts)] == []
