@@ -1,17 +1,20 @@
 """Where a Python stack stands, in the terms of training: in the loader, in a collective, in a save, in a debugger.
 
-It is read from the names of files and functions, so that nothing has to be noted while the program runs.
+It is read from the names of files and functions, so that nothing has to be noted while the program runs. The loops
+around the lines, by their code, tell whether a rank is past the loop of another one.
 """
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
 import re
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from types import CodeType, FrameType
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix import devices
-from ddpfix.groups import called
+from ddpfix.groups import calls
 from ddpfix.rules.facts import (
     BACKWARD,
     CHECKPOINT,
@@ -26,6 +29,7 @@ from ddpfix.rules.facts import (
     OTHER,
     STEP,
     WRAPPER,
+    Standing,
 )
 from ddpfix.user_code import OWN, is_users
 
@@ -59,6 +63,9 @@ _READS = re.compile(
 )
 _SLEEPS = re.compile(r"\.wait\(|\bsleep\(")
 _SOURCE = 60
+# More functions than that of a program's own tell nothing more.
+_MOST = 12
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 class StackFrame(NamedTuple):
@@ -121,13 +128,13 @@ def _users(stack: Sequence[StackFrame]) -> StackFrame:
 def _tool(stack: Sequence[StackFrame], user: StackFrame) -> str:
     """Return the function of a toolkit that the user's line has called, and which calls a collective: trainer.fit()."""
     inner = stack[len(stack) - list(reversed(stack)).index(user) :]
-    tools = [spot for spot in inner if not is_library(spot) and spot.name not in called.HAND_ON]
+    tools = [spot for spot in inner if not is_library(spot) and spot.name not in calls.HAND_ON]
     return f"{tools[-1].name} ({os.path.basename(tools[-1].file)}:{tools[-1].line}), called at " if tools else ""
 
 
 def is_library(spot: StackFrame) -> bool:
     """Return whether a frame is Python's own, torch's, or ours."""
-    return called.is_library(spot.file)
+    return calls.is_library(spot.file)
 
 
 def _phase(
@@ -248,3 +255,48 @@ def _names(stack: Sequence[StackFrame], file: str, name: str) -> str:
     """Return the name of the outermost frame in a file, if it is this one."""
     found: List[str] = [spot.name for spot in stack if spot.is_in(file) and name in (spot.name, "")]
     return found[0] if found else ""
+
+
+def loops_of(frames: Sequence[FrameType]) -> Tuple[Standing, ...]:
+    """Return the functions of the program and of its packages on a stack, the outermost first, with their loops.
+
+    A barrier, a save or an evaluation after a loop over data waits for the ranks that have more of them. One inside of
+    the loop, or in a later turn of a loop around it, is another matter.
+    """
+    own: List[Standing] = []
+    for frame in frames:
+        code = frame.f_code
+        if not is_library(StackFrame(code.co_filename, frame.f_lineno, code.co_name)):
+            loops = _around(frame) if len(own) < _MOST else ()
+            own.append((code.co_filename, code.co_name, frame.f_lineno, loops))
+    return tuple(own[:_MOST])
+
+
+def _around(frame: FrameType) -> Tuple[Tuple[int, int], ...]:
+    """Return the loops around the line that runs, as far as they are of the same function."""
+    code, first, line = frame.f_code, frame.f_code.co_firstlineno, frame.f_lineno
+    text = "".join(linecache.getlines(code.co_filename, frame.f_globals))
+    try:
+        whole = compile(text, code.co_filename, "exec", dont_inherit=True)
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    if not any(each.co_firstlineno == first and each.co_code == code.co_code for each in _below(whole)):
+        # The file has been edited since the program began, or is not what runs.
+        return ()
+    found = (_span(node) for node in ast.walk(tree) if isinstance(node, _LOOPS))
+    return tuple(sorted((start, end) for start, end in found if first <= start <= line <= end))
+
+
+def _below(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a module and of all that is defined in it."""
+    yield code
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _below(value)
+
+
+def _span(node: ast.AST) -> Tuple[int, int]:
+    body = getattr(node, "body", [])
+    # What stands in the branch "else" of a loop runs after it.
+    return int(getattr(node, "lineno", 0)), int(getattr(body[-1], "end_lineno", 0) or 0)

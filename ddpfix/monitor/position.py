@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Tuple
 
 from ddpfix import devices
 from ddpfix.groups import calls, internals
-from ddpfix.monitor import loaders, loops, places, processes
+from ddpfix.monitor import loaders, places, processes
 from ddpfix.monitor.watch import Rank
 from ddpfix.rules import facts
 from ddpfix.rules.facts import Position
@@ -124,7 +124,7 @@ class Tracker:
             micro=self._here.micro(),
             peer=call.peer,
             patience=call.limit,
-            loops=loops.of(frames),
+            loops=places.loops_of(frames),
             work=self._here.work(),
             ended=internals.ended() if place.phase == facts.DEVICE else None,
             called=self._here.called(),

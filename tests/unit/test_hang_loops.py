@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import distributed
 
-from ddpfix.groups.called import BEGINS, KINDS, CallCounts
-from ddpfix.monitor import loops
+from ddpfix.groups.calls import BEGINS, KINDS, CallCounts
+from ddpfix.monitor import places
 from ddpfix.rules import differences
 from ddpfix.rules.facts import Called, Standing
 
@@ -45,7 +45,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Tuple[Standing, 
     file = tmp_path_factory.mktemp("turns") / "program.py"
     file.write_text(PROGRAM)
     found: Dict[str, Tuple[Standing, ...]] = {}
-    scope = {"__name__": "program", "look": lambda name: found.setdefault(name, loops.of(_stack(file)))}
+    scope = {"__name__": "program", "look": lambda name: found.setdefault(name, places.loops_of(_stack(file)))}
     exec(compile(PROGRAM, str(file), "exec"), scope)
     return found
 
@@ -103,7 +103,7 @@ def test_two_ranks_in_the_body_of_one_loop(
 def test_no_source_is_no_answer() -> None:
     scope: Dict[str, Tuple[Standing, ...]] = {}
     code = "import sys\nfor _ in range(1):\n    found = of([sys._getframe()])\n"
-    exec(compile(code, "<nowhere>", "exec"), {"of": loops.of}, scope)
+    exec(compile(code, "<nowhere>", "exec"), {"of": places.loops_of}, scope)
     assert [loops for _, _, _, loops in scope["found"]] == [()]
 
 
@@ -112,7 +112,7 @@ def test_a_file_that_was_edited_since_is_no_answer(tmp_path: Path) -> None:
     file = tmp_path / "edited.py"
     code = "for _ in range(1):\n    found = look()\n"
     file.write_text(code + "# the same code\n")
-    scope: Dict[str, Any] = {"look": lambda: loops.of(_stack(file))}
+    scope: Dict[str, Any] = {"look": lambda: places.loops_of(_stack(file))}
     exec(compile(code, str(file), "exec"), scope)
     assert [around for _, _, _, around in scope["found"]] == [((1, 2),)]
     file.write_text("import os\nwhile os:\n    for _ in range(1):\n        found = look()\n        break\n")

@@ -15,7 +15,7 @@ from ddpfix.patching.site import Site
 from .watched import follow
 
 if TYPE_CHECKING:
-    from ddpfix.groups.called import CallCounts
+    from ddpfix.groups.calls import CallCounts
     from ddpfix.monitor.watch import Rank, Watch
 
 
@@ -38,10 +38,10 @@ def group(site: Site, module: ModuleType, owner: Any) -> None:
 
 def _count_calls(site: Site) -> CallCounts:
     """Have the collectives counted that the program itself calls, by line."""
-    from ddpfix.groups import called
+    from ddpfix.groups import calls
 
-    counts = site.keep(called.CallCounts)
-    skip_module(called)
-    if isinstance(vars(distributed_c10d).get(called.BEGINS), FunctionType):
-        site.wrap_hot(distributed_c10d, called.BEGINS, counts.counting)
+    counts = site.keep(calls.CallCounts)
+    skip_module(calls)
+    if isinstance(vars(distributed_c10d).get(calls.BEGINS), FunctionType):
+        site.wrap_hot(distributed_c10d, calls.BEGINS, counts.counting)
     return counts

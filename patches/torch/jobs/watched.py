@@ -43,7 +43,7 @@ class Watched(Follower):
 
     def _rank(self) -> Rank:
         # Not at the head of this file: a process without a group needs none of it.
-        from ddpfix.groups.called import CallCounts
+        from ddpfix.groups.calls import CallCounts
         from ddpfix.monitor.watch import Rank
 
         clocks, called = self._site.keep(Clocks), self._site.keep(CallCounts).read
