@@ -11,7 +11,7 @@ import pytest
 from ddpfix.rules import endings, facts, unused, waiting
 from ddpfix.rules.endings import Lost
 from ddpfix.rules.facts import Called, End, TrainingProgress
-from ddpfix.rules.finding import BAD, PLAIN, Finding
+from ddpfix.rules.finding import BAD, PLAIN, Finding, several
 
 LOST = Lost(1, "process 7 on x", 7, 0, 8)
 SILENT = "process 7 on x has given no sign of life for 4 s"
@@ -123,6 +123,20 @@ def test_a_trace_without_an_end(have_exited: bool, is_explained: bool, level: st
     found = endings.unrecorded([0, 1], " in step 8", have_exited, is_explained)
     assert (found.kind, found.level) == (endings.UNRECORDED, level) and found.where.startswith(where)
     assert bool(found.advice) == (have_exited and not is_explained)
+
+
+@pytest.mark.parametrize(
+    "ranks, told",
+    [
+        ([3], "rank 3"),
+        ([2, 0], "ranks 0 and 2"),
+        ([0, 1, 2], "ranks 0 to 2"),
+        ([0, 1, 3, 5, 6, 7], "ranks 0, 1, 3 and 5 to 7"),
+        (list(range(0, 40, 2)), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18 and 10 more"),
+    ],
+)
+def test_ranks_in_words(ranks: List[int], told: str) -> None:
+    assert several(ranks) == told
 
 
 OTHERS = ("BAD", "PLAIN", "END_TOGETHER", "ON_ALL_RANKS")

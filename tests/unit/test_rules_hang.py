@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import pytest
 
 from ddpfix.rules import facts, hang, waiting
 from ddpfix.rules.facts import Position
-from ddpfix.rules.finding import Finding, several
+from ddpfix.rules.finding import Finding
 
 LIMIT = 300.0
 
@@ -120,6 +120,7 @@ WAITS = (at(0, facts.BACKWARD), at(2, facts.BACKWARD))
         (at(1, facts.CHECKPOINT, 7, 2), waiting.SAVE),
         (at(1, facts.DEBUGGER, 7, 2), waiting.DEBUGGER),
         (at(1, facts.ENDED, 7, 2), waiting.UNEVEN),
+        (at(1, facts.ENDED, 7), waiting.ABSENT),
         (at(1, facts.OTHER, 7, 2), waiting.SLOW),
         (at(1, facts.COLLECTIVE, 8, 2, call="all_reduce of 1 float32"), waiting.SOME_ONLY),
         (at(1, facts.COLLECTIVE, 8, 2), waiting.MISMATCH),
@@ -208,9 +209,26 @@ def test_backwards_that_ranks_do_not_call_equally_often_are_the_cause() -> None:
     found = judged(at(0, facts.BACKWARD, step=12, work=facts.TrainingProgress(12, 12, 12)), late)
     assert found is not None and found.kind == waiting.BACKWARDS, found
     assert "rank 1 skipped one near train.py:41. Skip a batch on all ranks" in found.text
-    # Its loader is another matter, whatever was counted.
-    found = judged(at(0, facts.BACKWARD, step=12, work=facts.TrainingProgress(12, 12, 12)), at(1, facts.LOADER, 7, 12))
-    assert found is not None and found.kind == waiting.LOADER, found
+
+
+def test_a_rank_that_has_come_out_of_the_collective_of_the_others() -> None:
+    found = judged(at(0, facts.COLLECTIVE, call="all_reduce of 2 float32"), at(1, facts.OTHER))
+    assert found is not None and (found.kind, found.ranks) == (waiting.MISMATCH, [1]), found
+    assert "torch counts equally many calls on each of them.\nDo sizes or kinds differ?" in found.text
+
+
+def test_ranks_that_nobody_waits_for_are_left_out() -> None:
+    """Rank 0 receives from rank 1, which computes; rank 2 is gone, and nobody needs it."""
+    gone = facts.SilentRank(2, facts.GONE, "process 7 on x")
+    receives = at(0, facts.COLLECTIVE, what="recv", call="recv of 1 float32 from rank 1", peer=1)
+    found = judged(receives, at(1, facts.OTHER), absent=(gone,))
+    assert found is not None and found.ranks == [1] and "rank 0 waits in recv of 1 float32 from rank 1" in found.text
+
+
+def test_of_many_late_ranks_some_are_told() -> None:
+    found = judged(at(9, facts.WRAPPER, what="DDP's forward"), *(at(rank, facts.OTHER, 7) for rank in range(6)))
+    assert found is not None and found.text.count("rank ") >= 4 and "not waiting either: ranks 3 to 5;" in found.text
+    assert "rank 9 waits in DDP's forward of step 3 (train.py:88)" in found.text
 
 
 def test_a_rank_that_is_past_its_data_is_told_from_one_that_computes() -> None:
@@ -309,19 +327,6 @@ def test_a_rank_that_can_ask_nobody_tells_where_it_waits() -> None:
 def test_all_wait_and_none_is_missing() -> None:
     found = judged(at(0, facts.BACKWARD), at(1, facts.BACKWARD))
     assert found is not None and (found.kind, found.ranks) == (waiting.NETWORK, [])
-
-
-@pytest.mark.parametrize(
-    "ranks, told",
-    [
-        ([3], "rank 3"),
-        ([2, 0], "ranks 0 and 2"),
-        ([0, 1, 2], "ranks 0 to 2"),
-        ([0, 1, 3, 5, 6, 7], "ranks 0, 1, 3 and 5 to 7"),
-    ],
-)
-def test_ranks_in_words(ranks: List[int], told: str) -> None:
-    assert several(ranks) == told
 
 
 @pytest.mark.parametrize(

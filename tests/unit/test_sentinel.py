@@ -45,9 +45,9 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[Line]]:
     monkeypatch.setattr(sentinel, "LINGER", 0.0)
     monkeypatch.setattr(sentinel, "SEARCH", 0.1)
     monkeypatch.setattr(Sentinel, "_pause", lambda self: 0.1)
-    log.LISTENERS.append(lambda level, text, finding: lines.append((text, finding)) if level == "error" else None)
+    log.NOTED.listeners.append(lambda level, text, finding: lines.append((text, finding)) if level == "error" else None)
     yield lines
-    log.LISTENERS.pop()
+    log.NOTED.listeners.pop()
 
 
 @pytest.fixture
