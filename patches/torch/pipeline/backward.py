@@ -49,9 +49,9 @@ class Unsettled(Protocol):
 class Check(Protocol):
     """What is called around each backward, and may end it with an error."""
 
-    def backward_begins(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any: ...
+    def backward_begins(self) -> Any: ...
 
-    def backward_ended(self, before: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None: ...
+    def backward_ended(self, before: Any) -> None: ...
 
 
 Observers = List["weakref.ref[Observer]"]
@@ -95,7 +95,7 @@ class Backwards:
             site.at_undo(lambda: self._followed.discard(place))
 
     def _put_on(self, site: Site) -> None:
-        site.wrap_hot(torch.autograd, "backward", self._around if autograd.TELLS else self._around_of_old)
+        site.wrap_hot(torch.autograd, "backward", self._around)
         site.at_undo(self._forget_all)
 
     def _forget_all(self) -> None:
@@ -146,8 +146,10 @@ class Backwards:
             self._checks.clear()
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        checks, looking, task, unsettled = self._checks, self.looking, TASK, self._unsettled
+        checks, looking, unsettled = self._checks, self.looking, self._unsettled
         runs, thread = autograd.ENGINE.threads, threading.get_ident
+        # Before torch 2.1 all threads count as one: the engine's own call backward in a checkpoint.
+        task = TASK or (lambda: 0 if runs else -1)
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             if task() >= 0:
@@ -161,7 +163,7 @@ class Backwards:
                     args, kwargs = _once(args, kwargs)
                 if checks:
                     check = checks[0]
-                    before = check.backward_begins(args, kwargs)
+                    before = check.backward_begins()
                 try:
                     result = original(*args, **kwargs)
                 except BaseException as error:
@@ -169,7 +171,7 @@ class Backwards:
                     tracebacks.hide(error)
                     raise
                 if before is not None:
-                    check.backward_ended(before, args, kwargs)  # type: ignore[union-attr]
+                    check.backward_ended(before)  # type: ignore[union-attr]
                 if unsettled:
                     self._settle()
                 if looking:
@@ -177,34 +179,6 @@ class Backwards:
                 return result
             finally:
                 runs.discard(here)
-
-        return backward
-
-    def _around_of_old(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Before torch 2.1 all threads count as one: the engine's own call backward in a checkpoint."""
-        looking, runs, thread = self.looking, autograd.ENGINE.threads, threading.get_ident
-
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if runs:
-                return original(*args, **kwargs)
-            here = thread()
-            self.count += 1
-            if not isinstance(args[0] if args else kwargs.get("tensors"), _ROOTS):
-                args, kwargs = _once(args, kwargs)
-            runs.add(here)
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                self._failed(error, args[0] if args else kwargs.get("tensors"))
-                tracebacks.hide(error)
-                raise
-            finally:
-                runs.discard(here)
-            if self._unsettled:
-                self._settle()
-            if looking:
-                self._ended(args[0] if args else kwargs.get("tensors"))
-            return result
 
         return backward
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from torch import nn
 
@@ -63,7 +63,7 @@ class BackwardCheck:
 
     # Backwards.
 
-    def backward_begins(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    def backward_begins(self) -> Any:
         """Called before each outermost backward; returns what :meth:`backward_ended` gets, None for others."""
         hooked = self._hooked_now()
         if self._is_of_another_thread():
@@ -71,7 +71,7 @@ class BackwardCheck:
         if hooked.inside == threading.get_ident():
             # From now on backwards within the wrapper's forward are left to it.
             self.end()
-            return self._follow_within(hooked).backward_begins(args, kwargs)
+            return self._follow_within(hooked).backward_begins()
         if hooked.state is FINALIZED:
             self._before = _UNREAD
             return _AFTER_REDUCTION
@@ -96,13 +96,13 @@ class BackwardCheck:
         gradient, version = written(self._parameter)
         return gradient is not self._before[0] or version != self._before[1]
 
-    def backward_ended(self, before: Before, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    def backward_ended(self, before: Before) -> None:
         """Called after a backward that has raised nothing."""
         hooked = self._hooked_now()
         if self._is_of_another_thread():
             return
         if hooked.within is not None:
-            hooked.within.backward_ended(before, args, kwargs)
+            hooked.within.backward_ended(before)
         elif before is _AFTER_REDUCTION:
             if hooked.state is FINALIZED and reducer.unfinished(self._reducer):
                 # The program has prepared DDP for this backward by hand.
@@ -167,7 +167,7 @@ class BackwardInForward:
     def __init__(self, hooked: Any, wrapper: Any) -> None:
         self._hooked, self._wrapper = weakref.ref(hooked), weakref.ref(wrapper)
 
-    def backward_begins(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
+    def backward_begins(self) -> Optional[Any]:
         """Called before each outermost backward; returns what :meth:`backward_ended` gets, None for others."""
         hooked: Any = self._hooked()
         if hooked is None or hooked.inside != threading.get_ident():
@@ -176,7 +176,7 @@ class BackwardInForward:
         hooked.on(FORWARD)
         return hooked
 
-    def backward_ended(self, hooked: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    def backward_ended(self, hooked: Any) -> None:
         """Called after such a backward, which has raised nothing."""
         if hooked.state is ARMED:
             # Its parameters had no hooks yet.

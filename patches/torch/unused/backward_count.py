@@ -17,7 +17,8 @@ from ddpfix import log
 from ddpfix.exchange import roll_call
 from ddpfix.models.internals import in_backward
 
-from ..internals import process_groups, tensors
+from ..internals import process_groups
+from ..internals.tensors import written
 from ..pipeline import ddp
 from ..pipeline.optimizers import Steps
 from .states import ARMED, OPTIMIZER, PENDING, PLACE, RUNNING, Reduction, all_finalized, reductions
@@ -144,17 +145,11 @@ class Gradients:
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._parameters = parameters
-        self._gradients: List[Tuple[Any, int]] = [_version(p.grad) for p in parameters]
+        self._gradients = [written(parameter) for parameter in parameters]
 
     def changed(self) -> bool:
-        return any(
-            parameter.grad is not gradient or (gradient is not None and tensors.version(gradient) != version)
-            for parameter, (gradient, version) in zip(self._parameters, self._gradients)
-        )
-
-
-def _version(gradient: Any) -> Tuple[Any, int]:
-    return gradient, 0 if gradient is None else tensors.version(gradient)
+        now = map(written, self._parameters)
+        return any(one is not other or count != before for (one, count), (other, before) in zip(now, self._gradients))
 
 
 def _step_begins(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

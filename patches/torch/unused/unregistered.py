@@ -6,7 +6,7 @@ plain torch raises an error only if a parameter of the list gets no gradient.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import List
 
 from ddpfix.exchange import lowest_rank
 from ddpfix.models import internals
@@ -16,18 +16,13 @@ from ..internals.wrapper import inner
 from ..pipeline import ddp
 
 
-def unknown(model: ddp.Wrapped) -> Dict[str, Any]:
-    """Return the parameters of the module, by name, which DDP does not reduce although it was not to ignore them."""
-    wrapper = model.wrapper
-    known = {id(parameter) for parameter in model.parameters}
-    ignored = getattr(wrapper, "parameters_to_ignore", ())
-    named = internals.named_parameters(inner(wrapper)).items()
-    return {name: parameter for name, parameter in named if id(parameter) not in known and name not in ignored}
-
-
 def unreduced(model: ddp.Wrapped) -> List[str]:
-    """Return the names of those that are trained and have a gradient, which DDP does not average."""
-    return [name for name, each in unknown(model).items() if each.requires_grad and each.grad is not None]
+    """Return the names of trained parameters with a gradient that DDP does not average, and was not told to ignore."""
+    known = {id(parameter) for parameter in model.parameters}
+    ignored = getattr(model.wrapper, "parameters_to_ignore", ())
+    named = internals.named_parameters(inner(model.wrapper))
+    unknown = [name for name, each in named.items() if id(each) not in known and name not in ignored]
+    return [name for name in unknown if named[name].requires_grad and named[name].grad is not None]
 
 
 def raise_if_any(model: ddp.Wrapped) -> None:
