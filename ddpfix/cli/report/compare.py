@@ -64,8 +64,7 @@ def _skipped(data: Data) -> Optional[float]:
 
 
 def _unused(data: Data) -> Optional[float]:
-    weighted = [value for value in data["series"]["unused"]["mean"] if value is not None]
-    return sum(weighted) / len(weighted) if weighted else None
+    return words.mean(data["series"]["unused"]["mean"])
 
 
 def _a_step(name: str) -> Callable[[Data], Optional[float]]:
@@ -80,8 +79,7 @@ def _a_step(name: str) -> Callable[[Data], Optional[float]]:
 def _last_loss(data: Data) -> Optional[float]:
     """Return the mean over the last tenth of the steps, of all ranks."""
     known = [value for value in data["series"]["loss"]["mean"] if value is not None]
-    last = known[-max(1, len(known) // 10) :]
-    return sum(last) / len(last) if last else None
+    return words.mean(known[-max(1, len(known) // 10) :])
 
 
 def _plain(value: Optional[float]) -> str:

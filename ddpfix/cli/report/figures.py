@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.cli.report import words
+from ddpfix.cli.report.gather import OUTLYING
 
 Data = Dict[str, Any]
 # Rows of a figure: bars of time, groups of parameters, and lines of memory, beyond which ranks share one.
@@ -26,8 +27,8 @@ _PARTS = {
     "optimizer": "#14866a",
     "other": "#98a1ac",
 }
-# A cell of so many times the median is an outlier; colours go at least this far from the median.
-_OUTLYING, _SPREAD = 4.0, 0.3
+# Colours go at least this far from the median.
+_SPREAD = 0.3
 
 
 class Figure(NamedTuple):
@@ -73,7 +74,7 @@ def _of(data: Data, ends: Ends) -> List[Figure]:
 def _usual(values: Sequence[float]) -> Tuple[float, float]:
     """Return the ends of a colour scale around the median that a few outliers do not flatten."""
     middle = median(values) if values else 0.0
-    top = max([middle * (1 + _SPREAD), *(value for value in values if value <= _OUTLYING * middle)], default=1.0) or 1.0
+    top = max([middle * (1 + _SPREAD), *(value for value in values if value <= OUTLYING * middle)], default=1.0) or 1.0
     return max(0.0, 2 * middle - top), top
 
 
@@ -120,7 +121,7 @@ def _bars(data: Data, ends: Ends) -> Optional[Figure]:
             "orientation": "h",
             "name": {"wait": "waiting for other ranks"}.get(part, part),
             "y": [_label(name) for name, _ in groups],
-            "x": [_mean([each[part] for each in members]) or 0.0 for _, members in groups],
+            "x": [words.mean([each[part] for each in members]) or 0.0 for _, members in groups],
             "marker": {"color": _PARTS[part]},
             "hovertemplate": "%{y}: %{x:.4f} s",
         }
@@ -147,11 +148,6 @@ def _groups(per_rank: Sequence[Data], straggler: Optional[int]) -> List[Tuple[st
         (f"{name} (straggler)" if part[0]["rank"] == straggler and len(part) == 1 else name, part)
         for name, part in named
     ]
-
-
-def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _own(data: Data, ends: Ends) -> Optional[Figure]:

@@ -104,7 +104,7 @@ def _outliers(data: Data) -> List[Finding]:
     found = data["time"]["outliers"]
     if not found["count"]:
         return []
-    worst = found["steps"][0]
+    worst = found["worst"]
     text = (
         f"{words.count(found['count'], 'slow step')} (over 4x the median). Slowest: step {worst['step']:,} on rank"
         f" {worst['rank']}, {words.seconds(worst['own'])} (median {words.seconds(worst['usual'])})."

@@ -22,8 +22,8 @@ SERIES = (*SECONDS, "sent", "padding", "loss", "norm", "reserved", "samples")
 COLUMNS, ROWS = 400, 200
 # Rows of all layers together, each with some ranks; layers that are known.
 LAYER_ROWS, LAYERS = 96, 4096
-# A step in which a rank takes so many times its usual time for its own work is named; so many of them are kept.
-_OUTLYING, _NAMED = 4.0, 20
+# A step in which a rank takes so many times its usual time for its own work is named.
+OUTLYING = 4.0
 Lists = Sequence[Optional[List[int]]]
 
 
@@ -101,9 +101,8 @@ class Gathered:
         self.means: Dict[int, Dict[str, float]] = {}
         self.medians: Dict[int, Dict[str, float]] = {}
         self.step_counts: Dict[int, int] = {}
-        # Steps that took a rank many times its median.
-        self.outliers: List[Outlier] = []
-        self.outliers_count = 0
+        # How many steps took a rank many times its median, and the longest one.
+        self.outliers, self.worst = 0, None  # type: int, Optional[Outlier]
         self.layers: List[str] = []
         self.parameters: List[str] = []
         self.skipped: Optional[Layers] = None
@@ -192,10 +191,9 @@ class Gathered:
                 step.timed += 1
                 if seconds > step.slowest:
                     step.slowest, step.who = seconds, rank
-                if seconds > _OUTLYING * usual > 0:
-                    self.outliers_count += 1
-                    self.outliers.append(Outlier(seconds, usual, number, rank))
-        self.outliers = sorted(self.outliers, reverse=True)[:_NAMED]
+                if seconds > OUTLYING * usual > 0:
+                    self.outliers += 1
+                    self.worst = max(filter(None, [self.worst, Outlier(seconds, usual, number, rank)]))
 
     def _step(self, number: int) -> Step:
         step = self.steps.get(number)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 
 from ddpfix.cli.report.gather import Gathered
 from ddpfix.cli.report.grids import Array, divided, listed
+from ddpfix.cli.report.words import mean
 from ddpfix.trace import reader
 
 VERSION = 1
@@ -89,19 +90,14 @@ def _time(gathered: Gathered) -> Dict[str, Any]:
     return {
         "parts": list(PARTS),
         "per_rank": per_rank,
-        "mean": {name: _mean([each.get(name) for each in gathered.means.values()]) for name in names},
+        "mean": {name: mean([each.get(name) for each in gathered.means.values()]) for name in names},
         "judged_steps": judged,
         "straggler": _straggler(per_rank, judged),
-        # The steps that took a rank many times its usual time, the longest first.
-        "outliers": {"count": gathered.outliers_count, "steps": [each._asdict() for each in gathered.outliers]},
+        # The steps that took a rank many times its usual time, and the longest of them.
+        "outliers": {"count": gathered.outliers, "worst": gathered.worst and gathered.worst._asdict()},
         "own": listed(gathered.own.cells),
         "wait": listed(gathered.waits.values()),
     }
-
-
-def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
-    found = [value for value in values if value is not None]
-    return sum(found) / len(found) if found else None
 
 
 def _straggler(per_rank: List[Dict[str, Any]], judged: int) -> Optional[Dict[str, Any]]:

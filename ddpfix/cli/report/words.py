@@ -8,6 +8,12 @@ GIB = 2**30
 UNKNOWN = "unknown"
 
 
+def mean(values: Sequence[Optional[float]]) -> Optional[float]:
+    """Return the mean of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 def count(number: float, name: str) -> str:
     """``1 step``, ``12,000 steps``."""
     return f"{number:,.0f} {name}{'' if number == 1 else 's'}"
