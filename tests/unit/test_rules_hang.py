@@ -219,9 +219,8 @@ def test_a_rank_that_has_come_out_of_the_collective_of_the_others() -> None:
 
 def test_ranks_that_nobody_waits_for_are_left_out() -> None:
     """Rank 0 receives from rank 1, which computes; rank 2 is gone, and nobody needs it."""
-    gone = facts.SilentRank(2, facts.GONE, "process 7 on x")
     receives = at(0, facts.COLLECTIVE, what="recv", call="recv of 1 float32 from rank 1", peer=1)
-    found = judged(receives, at(1, facts.OTHER), absent=(gone,))
+    found = judged(receives, at(1, facts.OTHER), absent=(facts.SilentRank(2, facts.GONE, "process 7 on x"),))
     assert found is not None and found.ranks == [1] and "rank 0 waits in recv of 1 float32 from rank 1" in found.text
 
 
