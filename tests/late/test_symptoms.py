@@ -15,9 +15,9 @@ from tests.late import launch
 from tests.late.launch import Ranks, Scenario, ends
 from tests.ranks.test_explained import PROGRAM
 from tests.ranks.test_failures import job
-from tests.support import ranks, readme
+from tests.support import ranks
 
-PAGE = readme.DOCS / "symptoms.md"
+PAGE = Path(__file__).parents[2] / "docs" / "symptoms.md"
 SAME = "the same"
 
 

@@ -94,7 +94,11 @@ def test_unpatched_trainer_asks_for_unused_parameters_but_ranks_skip_differently
 @pytest.mark.patches("transformers.layerdrop")
 @pytest.mark.parametrize("name", BASIC)
 def test_plain_loops(name: str) -> None:
-    records = outcome(*BASIC).records(name)
+    done = outcome(*BASIC)
+    if name == "plain_bart" and Version("4.33") > RELEASE:
+        # DDP finds no tensors in its outputs there: a step that skips the whole decoder ends, as docs/limitations.md says.
+        done = served([name], True, {"DDPFIX_UNUSED": "late"})
+    records = done.records(name)
     check_skips(records)
     assert len(records[0]["errors"]) == len(records[0]["skipped"])
 

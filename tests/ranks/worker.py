@@ -7,6 +7,7 @@ modules, and the reference gradients come from the original forward without DDP,
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import random
@@ -14,7 +15,7 @@ import sys
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
 
 _OVERRIDE = os.environ.pop("TEST_RANK_1", None)
 if _OVERRIDE is not None and os.environ["RANK"] == "1":
@@ -124,7 +125,7 @@ def mean_of_local(
     model: nn.Module,
     inputs: Dict[str, torch.Tensor],
     generator: torch.Tensor,
-    decisions: List[bool],
+    decisions: Iterable[bool],
 ) -> Dict[str, Optional[torch.Tensor]]:
     """Gradients without DDP and without ddpfix: the original forward with scripted decisions, averaged over ranks."""
     # A new one with the same weights, and without checkpointing: older releases cannot copy a model in use.
@@ -183,7 +184,8 @@ def train(
         optimizer.zero_grad(set_to_none=True)
         loss = entry.last_loss(wrapped(**inputs))
         record["skipped"].append(watch.skipped())
-        decisions = decided()
+        # DDPFIX_LAYERDROP=off decides nothing: the reference then skips nothing either.
+        decisions = decided() or itertools.repeat(False)
         loss.backward()
         if reference and not UNPATCHED:
             record["errors"].append(compare(model, mean_of_local(entry, model, inputs, generator, decisions)))
