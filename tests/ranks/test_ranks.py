@@ -96,7 +96,7 @@ def test_unpatched_trainer_asks_for_unused_parameters_but_ranks_skip_differently
 def test_plain_loops(name: str) -> None:
     done = outcome(*BASIC)
     if name == "plain_bart" and Version("4.33") > RELEASE:
-        # DDP finds no tensors in its outputs there: a step that skips the whole decoder ends, as docs/limitations.md says.
+        # DDP finds no tensors in its outputs: a step without the whole decoder ends (docs/limitations.md).
         done = served([name], True, {"DDPFIX_UNUSED": "late"})
     records = done.records(name)
     check_skips(records)
