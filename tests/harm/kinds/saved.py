@@ -231,15 +231,6 @@ def model_sent_by_broadcast_object(rank, size):
     return state(box[0]), [state(each["model"]) for each in everyone]
 
 
-def swa_model(rank, size):
-    wrapped = DDP(net(), find_unused_parameters=True)
-    average = torch.optim.swa_utils.AveragedModel(wrapped.module)
-    for _ in range(10):
-        fit(wrapped, rank, other=True)
-        average.update_parameters(wrapped.module)
-    return saved(average), state(average)
-
-
 def model_in_a_subprocess_queue(rank, size):
     wrapped = DDP(Net(), find_unused_parameters=True)
     fit(wrapped, rank, steps=42, other=True)

@@ -39,17 +39,6 @@ def all_others_are_joined(rank, size):
     return threading.active_count()
 
 
-def waits_until_it_is_alone(rank, size):
-    wrapped = DDP(net())
-    worker = threading.Thread(target=time.sleep, args=(1,))
-    worker.start()
-    fit(wrapped, rank, other=True)
-    while threading.active_count() > 1:
-        time.sleep(0.05)
-    dist.barrier()
-    return state(wrapped)
-
-
 def joined_after_the_group_is_destroyed(rank, size):
     fit(DDP(net()), rank, other=True)
     dist.barrier()
@@ -58,15 +47,6 @@ def joined_after_the_group_is_destroyed(rank, size):
         if each is not threading.main_thread():
             each.join()
     return [each.name for each in threading.enumerate()]
-
-
-def only_daemons_are_left_out(rank, size):
-    fit(DDP(net()), rank, other=True)
-    mine = [each for each in threading.enumerate() if not each.daemon]
-    daemons = [each for each in threading.enumerate() if each.daemon]
-    for each in daemons:
-        each.join()
-    return len(mine), len(daemons)
 
 
 def hook_on_every_thread(rank, size):
