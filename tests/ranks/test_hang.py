@@ -93,7 +93,9 @@ STAGED: Dict[str, Said] = {
     "windows": Said(r"rank 1 has been .* since step 5 \(micro-batch 1\);", HERE, "stack shows"),
     "stopped": Said(r"rank 1 is stopped \(SIGSTOP\)", r"process \d+ on ", "kill -CONT"),
     "killed_rank": Said(
-        "rank 2 ended without a word", r"process \d+ on \S+ has exited", "It was ended by (SIGKILL|a signal or called)"
+        "rank 2 ended without a word",
+        r"process \d+ on \S+ has exited",
+        r"It was ended by (SIGKILL|a signal \(by the launcher.*\) or called)",
     ),
     "unreached": Said(
         "ranks 0 and 2 wait in all-reduce of step 6",
