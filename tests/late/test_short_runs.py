@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import List
 
 import pytest
+import torch
 
 from tests.support import ranks
 
@@ -58,6 +59,7 @@ def lines(folder: Path, end: str, **environ: str) -> List[str]:
 
 @pytest.mark.ranks
 @pytest.mark.patches("torch.divergence")
+@pytest.mark.skipif(torch.__version__.startswith("2.0."), reason="threads share one connection: limitations.md")
 @pytest.mark.parametrize(
     "end", ["destroyed", pytest.param("returned", marks=pytest.mark.sampled(inside=False, cells=True))]
 )

@@ -69,4 +69,6 @@ def test_no_mark_at_the_start_where_nothing_orders_it(names: List[str], monkeypa
     # In the first steps alone: it costs nothing later.
     assert len(asked) == 2
     last = events[events.index("step 5") :]
-    assert last == ["step 5", "mark", "gradient"] if len(names) == 1 else ["step 5", "gradient", "mark"], events
+    # torch 2.0 allows no mark before a backward is over.
+    at_start = len(names) == 1 and reducer.AT_ANY_TIME
+    assert last == ["step 5", *(["mark", "gradient"] if at_start else ["gradient", "mark"])], events

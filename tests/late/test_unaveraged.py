@@ -9,6 +9,7 @@ import re
 from typing import Dict, List
 
 import pytest
+from ddpfix.patches.torch.internals import reducer
 
 from tests.late import launch
 from tests.late.launch import Ranks, Scenario, ends, said
@@ -68,7 +69,8 @@ def unlike(ranks: Ranks) -> bool:
     return bool(steps[0] != steps[1])
 
 
-@pytest.mark.parametrize("name", NEVER)
+# torch 2.0 ends a backward inside the forward of a static graph by itself.
+@pytest.mark.parametrize("name", [name for name in NEVER if reducer.AT_ANY_TIME or name != "backward_inside"])
 def test_a_model_that_was_never_averaged_is_named_once(outcomes: Dict[str, Ranks], name: str) -> None:
     assert ends(outcomes[name]) == ends(outcomes[f"plain-{name}"]) == ["", ""], outcomes[name]
     found = [line for rank in lines(outcomes[name]) for line in rank]
