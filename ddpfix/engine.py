@@ -214,7 +214,7 @@ class Engine:
 
         patch = self.matrix.patches[decision.patch]
         known = unchanged.Known(self.matrix.code, self.matrix.parameters)
-        places = [*map(str, decision.row.targets), *patch.also]
+        places = [*map(str, decision.row.targets), *patch.also, *decision.row.also]
         changed = unchanged.first_changed(known, places, decision.row.rests_on, examined)
         if changed is None and not (patch.probe and examined.get(decision.toolkit) and not _code(patch.probe)()):
             return False

@@ -43,6 +43,8 @@ def explain(wanted: str) -> int:
         console.print(plain(f"  {patch.toolkit} {row.versions}: {row.status}, {row.why}{tested}"))
         for target in row.targets:
             console.print(plain(f"    at {target}", "dim"))
+        for place in row.also:
+            console.print(plain(f"    changes {place}", "dim"))
     if patch.also:
         console.print(Text("\nChanges as well:"))
     for item in patch.also:

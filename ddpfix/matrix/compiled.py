@@ -80,6 +80,7 @@ def _made(patch: str, plain: Dict[str, Any]) -> Row:
         why=plain["why"],
         line=plain["line"],
         rests_on=_tuple(plain["rests_on"]),
+        also=_tuple(plain["also"]),
     )
 
 

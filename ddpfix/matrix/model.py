@@ -82,6 +82,7 @@ class Row(NamedTuple):
 
     ``tested`` has the versions of its range on which the patch's tests have passed, according to the results.
     ``rests_on`` has places whose code matters beside: what it wraps and yet relies on, and what it does not change.
+    ``also`` has places that the patch changes in these versions, beside its targets and its own ``also``.
     """
 
     patch: str
@@ -92,6 +93,7 @@ class Row(NamedTuple):
     why: str
     line: int
     rests_on: Tuple[str, ...] = ()
+    also: Tuple[str, ...] = ()
 
 
 class Mark(NamedTuple):

@@ -40,7 +40,7 @@ def wrapped() -> Set[str]:
 
 def relied_on(matrix: Matrix, row: Row, package: str) -> Iterator[str]:
     """What a row and its patch rely on in a package: no families, whose fixes read the source of each member."""
-    for place in dict.fromkeys([*map(str, row.targets), *matrix.patches[row.patch].also, *row.rests_on]):
+    for place in dict.fromkeys([*map(str, row.targets), *matrix.patches[row.patch].also, *row.also, *row.rests_on]):
         if " " not in place and "*" not in place.partition(":")[0] and _top(place) == package:
             yield place
 

@@ -31,7 +31,7 @@ def differences(toolkit: str) -> List[str]:
 def _of_patch(patch: Patch, row: Row, site: Site) -> List[str]:
     shared = [record.place for part in site.parts for record in part.in_force()]
     own = [record.place for record in site.records if not record.copy]
-    listed = [str(target) for target in row.targets] + [place for place in patch.also if " " not in place]
+    listed = [str(target) for target in row.targets] + [place for place in (*patch.also, *row.also) if " " not in place]
     unlisted = [place for place in own if not any(_matches(place, known) for known in listed)]
     done = [*own, *shared, *site.registered]
     idle = [place for place in listed if _is_there(place) and not any(_matches(other, place) for other in done)]

@@ -81,7 +81,7 @@ def test_patches_that_change_one_place_say_which_comes_first() -> None:
     whole = loader.load()
     at: Dict[str, Set[str]] = {}
     for row in whole.rows:
-        for place in [*map(str, row.targets), *whole.patches[row.patch].also]:
+        for place in [*map(str, row.targets), *whole.patches[row.patch].also, *row.also]:
             if " " not in place and not place.startswith(_PIPELINE):
                 at.setdefault(place, set()).add(row.patch)
     for place, patches in at.items():

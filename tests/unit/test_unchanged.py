@@ -155,7 +155,7 @@ def test_what_was_tested_counts_as_unchanged() -> None:
         patch = whole.patches[found.patch]
         if installed.get(patch.toolkit, "") in list(map(str, found.tested)):
             compared += all(list(map(imported, [str(target) for target in found.targets if "*" not in str(target)])))
-            places = [*map(str, found.targets), *patch.also]
+            places = [*map(str, found.targets), *patch.also, *found.also]
             changed = unchanged.first_changed(known_here, places, found.rests_on, {patch.toolkit: False})
             assert changed is None, f"{changed}: run python -m tests.releases hashes {patch.toolkit}"
     assert compared >= 20

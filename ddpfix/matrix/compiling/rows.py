@@ -36,7 +36,7 @@ class Rows:
         items = node.items()
         if not items:
             node.fail(f"patch {self.patch.id!r} has no row")
-        keys = ("from", "to", "status", "targets", "rests_on")
+        keys = ("from", "to", "status", "targets", "rests_on", "also")
         entries = [item.mapping(required=("why",), optional=keys) for item in items]
         ranges = self._ranges(items, entries)
         return [self._row(*parts) for parts in zip(items, entries, ranges)]
@@ -103,6 +103,7 @@ class Rows:
             why=" ".join(entry["why"].text().split()),
             line=node.line,
             rests_on=tuple(str(self._at(item)) for item in entry["rests_on"].items()) if "rests_on" in entry else (),
+            also=entry["also"].texts() if "also" in entry else (),
         )
 
     def _target(self, node: Node) -> Target:

@@ -71,4 +71,5 @@ def _plain(row: Row) -> Dict[str, Any]:
         "why": row.why,
         "line": row.line,
         "rests_on": list(row.rests_on),
+        "also": list(row.also),
     }
