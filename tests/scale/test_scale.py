@@ -49,7 +49,7 @@ def test_what_a_rank_sends_to_agree_is_the_same_for_two_and_for_hundreds() -> No
 def test_a_hang_costs_the_one_that_judges_three_messages_for_64_ranks(tmp_path: Path) -> None:
     found = {size: measured(size, "watch", limit=2.0, folder=str(tmp_path)) for size in (SMALL, MIDDLE, LARGE)}
     for size, part in found.items():
-        told = {answer.text for answer in part.answers}
+        told = {answer.found.text for answer in part.answers}
         assert len(told) == 1 and "no rank is missing" in told.pop(), part.answers[0]
         # Another alarm may be raised while ranks answer the first one.
         assert part.others.messages <= 20, (size, part.others.messages)
@@ -61,7 +61,7 @@ def test_a_hang_costs_the_one_that_judges_three_messages_for_64_ranks(tmp_path: 
 def test_without_the_lowest_ranks_the_others_do_not_ask_for_each(tmp_path: Path) -> None:
     """They were looked for one by one, by each rank above them."""
     part = measured(96, "watch", limit=2.0, absent=48, folder=str(tmp_path))
-    told = {answer.text for answer in part.answers}
+    told = {answer.found.text for answer in part.answers}
     assert len(told) == 1 and "rank 0 does not answer" in told.pop(), part.answers
     # The lowest one that is there reads what each absent rank has left; each of the rest asked for 48 keys.
     assert part.usual <= 20 and part.others.messages <= 20 + 8 * 48, part
