@@ -143,7 +143,10 @@ class Job:
             return _server(self.mode, program.needs).start(job)
         words = [sys.executable, "-m", "tests.harm.rank", program.name, record]
         if program.script:
-            before = ranks.elastic(program.ranks) if program.launcher == TORCHRUN else [sys.executable]
+            before = [sys.executable]
+            if program.launcher == TORCHRUN:
+                # A file for each rank: torchrun starts them with -u, and two of them write into each other's lines.
+                before = [*ranks.elastic(program.ranks), "--redirects", "1", "--log_dir", str(self.folder / "ranks")]
             words = [*before, str(SCRIPTS / program.script), *program.arguments]
         with open(out, "wb") as first, open(err, "wb") as second:
             return subprocess.Popen(
@@ -181,6 +184,8 @@ class Job:
                     process.wait()
         for rank, run in enumerate(self.runs):
             run.out = self._read(rank, "out")
+            for file in sorted((self.folder / "ranks").rglob("stdout.log")):
+                run.out += file.read_text(encoding="utf-8", errors="replace")
             run.err = self._read(rank, "err")
             text = self._read(rank, "json")
             run.record = json.loads(text) if text else {}
