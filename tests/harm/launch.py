@@ -143,10 +143,9 @@ class Job:
             return _server(self.mode, program.needs).start(job)
         words = [sys.executable, "-m", "tests.harm.rank", program.name, record]
         if program.script:
-            before = [sys.executable]
-            if program.launcher == TORCHRUN:
-                # A file for each rank: torchrun starts them with -u, and two of them write into each other's lines.
-                before = [*ranks.elastic(program.ranks), "--redirects", "1", "--log_dir", str(self.folder / "ranks")]
+            # A file for each rank: torchrun starts them with -u, so in one file their lines run into each other.
+            apart = [*ranks.elastic(program.ranks), "--redirects", "1", "--log_dir", str(self.folder / "ranks")]
+            before = apart if program.launcher == TORCHRUN else [sys.executable]
             words = [*before, str(SCRIPTS / program.script), *program.arguments]
         with open(out, "wb") as first, open(err, "wb") as second:
             return subprocess.Popen(
@@ -187,8 +186,7 @@ class Job:
             for file in sorted((self.folder / "ranks").rglob("stdout.log")):
                 run.out += file.read_text(encoding="utf-8", errors="replace")
             run.err = self._read(rank, "err")
-            text = self._read(rank, "json")
-            run.record = json.loads(text) if text else {}
+            run.record = json.loads(self._read(rank, "json") or "{}")
         return self.runs
 
     def _read(self, rank: int, name: str) -> str:

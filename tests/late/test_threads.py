@@ -10,8 +10,6 @@ from typing import Dict, List
 
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 
 from tests.late import launch
 from tests.late.launch import Scenario, both, comparison
@@ -21,6 +19,7 @@ from tests.late.loops.launch import Ranks
 from tests.late.loops.loop import MODES, SETTINGS
 from tests.late.loops.test_loops import closeness
 from tests.late.loops.verdict import broken, verdict
+from tests.late.test_checkpointing import LAYERS
 from tests.support import off_main_thread
 
 pytestmark = pytest.mark.patches("torch.finalize", "torch.reentrant")
@@ -35,9 +34,7 @@ PROGRAMS = (
     "repeated_then_twice",
 )
 KINDS = kinds.load()
-# Before transformers 4.35 a model's own layers cannot choose the kind.
-LAYERS = ("layers-reentrant", "layers-other") if Version(transformers.__version__) >= Version("4.35") else ()
-CHECKPOINTS = ("", *LAYERS, "encoder-reentrant", "encoder-other")
+CHECKPOINTS = ("", *(f"layers-{kind}" for kind in LAYERS), "encoder-reentrant", "encoder-other")
 
 
 def test_hooks_run_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
