@@ -12,7 +12,7 @@ TRAINING = ("unused", "layerdrop", "overrides", "untested", "uneven", "memory", 
 # Patches that change nothing of what is trained.
 OBSERVING = frozenset(
     f"torch.{name}" for name in ("diagnosis", "divergence", "failures", "hang", "probe", "init_file", "trace")
-) | {"fastnlp.cause", "fastnlp.logs"}
+) | {"fastnlp.cause"}
 # So much of a value that is refused is shown, and of an unknown name is compared with those that are known.
 LONGEST = 200
 

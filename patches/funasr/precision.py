@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from types import ModuleType
-from typing import Any, Callable, ContextManager, Dict, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Tuple
 
 import torch
 
@@ -56,31 +56,6 @@ def train(site: Site, module: ModuleType, owner: Any) -> None:
         entry.reads(site, "use_bf16")
         site.wrap(owner, "__init__", built)
     site.wrap(owner, trainers.method(owner, "train_epoch"), epoch)
-
-
-def validation(site: Site, module: ModuleType, owner: Any) -> None:
-    """``trainer`` validates in full precision whatever it trains in; ``trainer_ds`` validates as it trains."""
-
-    def validate(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        model = trainers.epoch_of(wrapped, trainer, args, kwargs).model
-        precision = _precision(module, trainer, model)
-        if precision is None:
-            return wrapped(*args, **kwargs)
-        with _forward_in(model, precision):
-            return wrapped(*args, **kwargs)
-
-    site.wrap(owner, trainers.method(owner, "validate_epoch"), validate)
-
-
-def _precision(module: Any, trainer: Any, model: Any) -> Optional[Callable[[], ContextManager[Any]]]:
-    """Return a maker of the precision context of this trainer's forwards; None for full precision."""
-    if getattr(trainer, "amp_enabled", False):
-        return functools.partial(module.maybe_autocast, True, dtype=trainer.amp_dtype)
-    if getattr(trainer, "use_bf16", False):
-        return _bfloat16(model)
-    if getattr(trainer, "use_fp16", False):
-        return functools.partial(module.maybe_autocast, True)
-    return None
 
 
 def _bfloat16(model: Any) -> Callable[[], ContextManager[Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Dict
 
@@ -11,7 +9,6 @@ import pytest
 
 from tests.fastnlp import launch, releases
 from tests.fastnlp.launch import JOB, Scenario
-from tests.support import ranks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -63,26 +60,3 @@ def test_a_failure_outside_of_a_run_is_read_last(tmp_path: Path) -> None:
     assert code != 0
     assert f"ddpfix: rank 1 failed in step 4: {CAUSE} (job.py:" in screen
     assert screen.rstrip().splitlines()[-1].startswith("ddpfix: this rank ends because rank 1 failed in step 4")
-
-
-@pytest.mark.patches("fastnlp.logs")
-def test_each_rank_has_a_log_of_its_own(tmp_path: Path) -> None:
-    script = tmp_path / "logs.py"
-    script.write_text(
-        """
-import os, sys
-from fastNLP.core.drivers.torch_driver.ddp import distributed_open_proc
-for rank in (1, 2):
-    environ = dict(os.environ, FASTNLP_GLOBAL_RANK=str(rank))
-    command = [sys.executable, "-S", "-c", f"print('this is rank {rank}')"]
-    assert distributed_open_proc(sys.argv[1], command, environ, 0).wait() == 0
-"""
-    )
-    logs = {}
-    for name, environ in (("unpatched", {}), ("ours", ON)):
-        folder = tmp_path / name
-        folder.mkdir()
-        subprocess.run([sys.executable, str(script), str(folder)], check=True, env=ranks.with_release(environ))
-        logs[name] = {file.name: file.read_text() for file in folder.glob("*_std.log")}
-    assert logs["unpatched"] == {"0_std.log": "this is rank 2\n"}
-    assert logs["ours"] == {f"{rank}_std.log": f"this is rank {rank}\n" for rank in (1, 2)}

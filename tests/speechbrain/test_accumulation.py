@@ -31,7 +31,6 @@ def scenarios(folder: Path) -> List[launch.Scenario]:
         plans += [run(folder, "mixed", [three, "--auto_mix_prec"], counts="6,6")]
         plans += [run(folder, "clip_mixed", ["--auto_mix_prec", "--max_grad_norm=0.001"], lr=1.0)]
     if since("1.0.0"):
-        plans += [run(folder, "groups", ["--max_grad_norm=0.001"], groups=2, lr=1.0)]
         plans += [run(folder, "skipped", [three], counts="6,6", failing="1:2")]
     return plans
 
@@ -75,14 +74,6 @@ def test_clipping_acts_on_the_gradients_of_the_step(patched: Side) -> None:
         as_by_hand(patched, "clip_three", WHOLE, **CLIPPED)
     if MIXED:
         as_by_hand(patched, "clip_mixed", ONE_BY_ONE, 1e-3 * MIXED_ERROR + 1e-6, **CLIPPED)
-
-
-@pytest.mark.patches("speechbrain.clipping")
-@pytest.mark.skipif(not since("1.0.0"), reason="clips the parameters of all modules")
-def test_every_group_of_an_optimizer_is_clipped(unpatched: Side, patched: Side) -> None:
-    expected = by_hand(ONE_BY_ONE, **CLIPPED)
-    assert tiny_runs.well(unpatched[1]["groups"]) and error(unpatched[0], "groups", expected) > 0.1
-    as_by_hand(patched, "groups", ONE_BY_ONE, **CLIPPED)
 
 
 @pytest.mark.patches("speechbrain.finite")

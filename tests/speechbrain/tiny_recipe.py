@@ -22,7 +22,6 @@ lr: 0.1
 momentum: 0.0
 failing: ""
 nan: ""
-groups: 1
 apart: 0.0
 alone: False
 anneal: 0.0
@@ -163,9 +162,7 @@ def main() -> None:
                 self.checkpointer.save_and_keep_only(**kept)
 
     def optimizer(parameters: Any) -> Any:
-        parameters = list(parameters)
-        groups = [{"params": [p]} for p in parameters] if hparams["groups"] > 1 else parameters
-        return torch.optim.SGD(groups, lr=hparams["lr"], momentum=hparams["momentum"])
+        return torch.optim.SGD(parameters, lr=hparams["lr"], momentum=hparams["momentum"])
 
     if "target" in hparams["modules"]:
         hparams["modules"]["target"].requires_grad_(False).bias += rank * hparams["apart"]
