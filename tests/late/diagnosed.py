@@ -1,4 +1,4 @@
-"""Programs that DDP ends with one of its three errors; with the lines of the diagnosis in TEST_LINES they are cured.
+"""Programs that DDP ends with an error about unused parameters; with the diagnosis's lines (TEST_LINES) they are cured.
 
 A line is evaluated as it stands: ``model`` is the module that is wrapped, ``function`` and ``inputs`` are what is
 checkpointed, and so on.
@@ -191,9 +191,6 @@ def within_with_the_flag(record: Record) -> None:
     within(record, find_unused_parameters=True)
 
 
-# "Your training graph has changed".
-
-
 Build = Callable[[], nn.Module]
 Loss = Callable[[Any, int], Any]
 
@@ -213,9 +210,9 @@ def of_output(model: Any, step: int) -> Any:
     return output["main"].sum()
 
 
-def skipping(*skips: Sequence[int], inputs: bool = False) -> Loss:
+def skipping(*skips: Sequence[int]) -> Loss:
     """A loss that skips layers, by the step."""
-    return lambda model, step: model(batch(step).requires_grad_(inputs), skips[step % len(skips)]).sum()
+    return lambda model, step: model(batch(step), skips[step % len(skips)]).sum()
 
 
 def stack() -> nn.Module:
@@ -254,13 +251,6 @@ PROGRAMS: Dict[str, Tuple[Build, Loss, Dict[str, Any]]] = {
     # A layer that the first steps skip, or the third one.
     "static_new": (stack, skipping([1], [1], [], []), {"static_graph": True}),
     "static_less": (stack, skipping([], [], [1], []), {"static_graph": True}),
-    "static_layerdrop": (Dropping, usual, {"static_graph": True}),
-    # A checkpoint hides the layers, so that the graph of the loss does not show which one is new.
-    "static_reentrant": (
-        lambda: Reentrant(aux=False),
-        skipping([1], [1], [], [], inputs=True),
-        {"static_graph": True},
-    ),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any, Dict
 import pytest
 import torch
 from ddpfix.patches.torch.diagnosis import explanation
-from ddpfix.patches.torch.diagnosis import stage as diagnosis
+from ddpfix.patches.torch.diagnosis.evidence import Evidence, _compiles
 from ddpfix.patches.torch.pipeline import backward, ddp
 from torch import nn
 from torch.nn.modules import module as modules
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.patches("torch.diagnosis")
 CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
 
 
-def case_of(wrapper: Any) -> diagnosis.Watched:
+def case_of(wrapper: Any) -> Evidence:
     stage: Any = next(stage for stage in ddp.stages() if stage.place == "diagnosis")
-    found: diagnosis.Watched = stage._cases[wrapper]
+    found: Evidence = stage._cases[wrapper]
     return found
 
 
@@ -64,21 +64,15 @@ def test_modules_are_noted_in_the_first_forwards_only() -> None:
     for _ in range(4):
         sum(model(torch.ones(1, 2))).sum().backward()  # type: ignore[union-attr]
         assert hooks() == 0
-    noted = 0 if _compiled() else 1
+    noted = 0 if _compiles(nn.Linear(1, 1)) else 1
     assert during == [noted, noted, 0, 0]
-
-
-def _compiled() -> bool:
-    from ddpfix.patches.torch.diagnosis import evidence
-
-    return bool(evidence._compiles(nn.Linear(1, 1)))
 
 
 def test_a_model_whose_reductions_are_finalized_gathers_nothing() -> None:
     ddpfix.activate(log="off")
     model = DistributedDataParallel(Heads())
     model(torch.ones(1, 2))[0].sum().backward()
-    evidence = case_of(model).evidence
+    evidence = case_of(model)
     assert (evidence.steps, evidence.missing, list(evidence._outputs)) == (0, [], [])
     assert not backwards().looking
 
@@ -87,7 +81,7 @@ def test_a_model_whose_reductions_are_finalized_gathers_nothing() -> None:
 def test_a_loop_with_two_backwards_is_soon_left_alone() -> None:
     ddpfix.activate(log="off", unused="off")
     model = DistributedDataParallel(Heads())
-    evidence = case_of(model).evidence
+    evidence = case_of(model)
     for step in range(4):
         first, second = model(torch.ones(1, 2))
         first.sum().backward()
@@ -129,4 +123,4 @@ def test_an_error_of_another_kind_is_left_as_it_is() -> None:
 def test_the_setting_is_advised_where_it_helps(unused: Any, given: Dict[str, Any], helps: bool) -> None:
     ddpfix.activate(log="off", unused=unused)
     model = DistributedDataParallel(Heads(), **given)
-    assert ("DDPFIX_UNUSED=late" in explanation._without_edit(case_of(model).evidence)) is helps
+    assert ("DDPFIX_UNUSED=late" in explanation._without_edit(case_of(model))) is helps

@@ -39,7 +39,7 @@ HERE: Dict[str, Shown] = {
     "It looks like your LightningModule": Shown("symptoms:lightning_unused"),
     "Parameter indices which did not receive grad": Shown("diagnosed:explicit_false", "aux (0.weight, 0.bias,"),
     "Expected to mark a variable ready only once": Shown("diagnosed:reentrant_and_flag"),
-    "Your training graph has changed": Shown("diagnosed:static_new", "ddpfix: cause: static_graph=True"),
+    "Your training graph has changed": Shown("diagnosed:static_new", SAME),
     "find_unused_parameters=True was specified": Shown("symptoms:flag_for_nothing", SAME),
     "DDP expects same model across all ranks": Shown("symptoms:other_models", SAME),
     "one of the variables needed for gradient": Shown("two_forwards:moving", SAME),

@@ -10,17 +10,24 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch.nn.modules import module as modules
 
+from ddpfix import log
 from ddpfix.models import graph, internals
 
 from ...common import lines
 from ..internals import reducer
 from ..pipeline import ddp
+from ..pipeline.backward import Backwards
 from ..unused.states import REDUCTION
+
+PLACE = "diagnosis"
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+TWICE = "Expected to mark a variable ready only once"
+OURS = "\nddpfix: "
 
 # Forwards in which the modules that run are noted: an error mostly comes after the first one.
 NOTED_FORWARDS = 2
@@ -31,13 +38,17 @@ _CALLERS = 40
 # Outputs that are kept in mind.
 _OUTPUTS = 16
 Output = Tuple[Any, "weakref.ref[Any]"]
+Complete = Callable[["Evidence", BaseException, Any], None]
 
 
 class Evidence:
     """The evidence on one model.
 
+    Args:
+        lines_of: returns the lines of the toolkit that has wrapped it.
+        complete: called with this, an error of torch's and what a backward was called for.
+
     Attributes:
-        wrapped_by: the modules that have wrapped it, the outermost first.
         steps: steps that were to be reduced so far; forwards before one backward are of one step.
         ran: the ids of the modules that ran in the last step; None where that was not noted.
         ran_before: the ids of those that ran in any step.
@@ -47,35 +58,34 @@ class Evidence:
         reached: the numbers of the parameters in the graphs of the losses of the step; None where that is not known.
         outside: names of outputs that no loss of the step has used -> the numbers of the parameters behind them alone.
         hides: whether a reentrant checkpoint hides a part of these graphs.
-        first: how often each parameter got its gradient in the first step of a static graph.
         is_inside: whether backwards are made while the wrapped module's own forward runs.
         number: how many errors were explained: what ranks compare has a name of its own each time.
     """
 
-    def __init__(self, model: ddp.Wrapped, wrapped_by: Tuple[str, ...]) -> None:
+    def __init__(
+        self, model: ddp.Wrapped, observed: Backwards, wrapped_by: Tuple[str, ...], complete: Complete
+    ) -> None:
         self.model, self.wrapped_by = model, wrapped_by
-        self.is_inside, self.number = False, 0
+        self._observed, self._complete = observed, complete
         wrapper = model.wrapper
         self._numbers = {id(parameter): number for number, parameter in enumerate(model.parameters)}
-        self.is_static = bool(getattr(wrapper, "static_graph", False))
-        self.is_plain = REDUCTION.of(model) is None and not wrapper.find_unused_parameters
-        self.steps = self.forwards = self.backwards = 0
+        self.steps = self.forwards = self.backwards = self.number = 0
         self.ran: Optional[Set[int]] = None
         self.ran_before: Set[int] = set()
         self.missing: List[int] = []
         self.reached: Optional[Set[int]] = None
         self.outside: Dict[str, Set[int]] = {}
-        self.hides = False
-        self.first: Dict[int, int] = {}
+        self.hides = self.is_inside = False
         self._now: Optional[Set[int]] = None
         self._hook: Any = None
-        self._node_hooks: List[Any] = []
         self._outputs: Sequence[Output] = ()
-        # What an output leads to, while outputs may be dropped before the backward: noted in the first steps.
-        self._behind: List[Tuple[str, Set[int]]] = []
+        # What the outputs lead to, which may be dropped before the backward: noted in the first steps.
+        self._behind: Dict[str, Set[int]] = {}
         self._armed = False
-        self._alarms = self._noted = 0
-        self._asks = self.is_plain and reducer.can_ask(wrapper.reducer)
+        # The backwards of this process before the last forward.
+        self._alarms = self._noted = self._count = 0
+        self._is_plain = REDUCTION.of(model) is None and not wrapper.find_unused_parameters
+        self._asks = self._is_plain and reducer.can_ask(wrapper.reducer)
 
     @property
     def lines(self) -> lines.Lines:
@@ -84,18 +94,30 @@ class Evidence:
 
     # Forwards.
 
-    def before(self) -> None:
+    def forward_begins(self) -> None:
         """A forward with gradients begins."""
-        wrapper = self.model.wrapper
-        if self.is_plain and self._noted < NOTED_FORWARDS and wrapper.require_backward_grad_sync:
-            self._note_modules()
+        try:
+            wrapper, self._count = self.model.wrapper, self._observed.count
+            is_noted = self._is_plain and self._noted < NOTED_FORWARDS and wrapper.require_backward_grad_sync
+            if is_noted and not _compiles(wrapper):
+                noted = self._now = set()
+                # For all modules at once, and only during this forward: nothing is put on the model itself.
+                self._hook = modules.register_module_forward_pre_hook(lambda module, _: noted.add(id(module)))
+        except Exception as problem:
+            self._give_up(problem)
 
-    def after(self, output: Any) -> None:
+    def forward_ended(self, output: Any) -> None:
         """A forward with gradients has ended."""
-        if self._hook is not None:
+        try:
             self._forget_hook()
-        if not self.model.wrapper.require_backward_grad_sync:
-            return
+            self.is_inside = self._observed.count > self._count
+            if self.model.wrapper.require_backward_grad_sync:
+                self._armed_by(output)
+        except Exception as problem:
+            self._give_up(problem)
+
+    def _armed_by(self, output: Any) -> None:
+        """A forward has ended whose gradients are reduced."""
         self._outputs = _kept(output)
         self.reached, self._armed = None, True
         if self.missing:
@@ -107,48 +129,35 @@ class Evidence:
         self._noted += 1
         self.backwards = 0
         self.ran, self._now = self._now, None
-        if self.ran is not None:
-            self.ran_before |= self.ran
-        if self._noted <= NOTED_FORWARDS:
-            self._behind = self._led_to(output) if self.is_plain else []
-            if self.is_static and self._noted == 1:
-                self._count_gradients()
-        elif self._behind:
-            self._behind = []
+        self.ran_before |= self.ran or set()
+        is_noted = self._is_plain and self._noted <= NOTED_FORWARDS and len(self._outputs) > 1
+        self._behind = self._led_to() if is_noted else {}
 
-    def failed(self) -> None:
-        """A forward has failed."""
-        self._forget_hook()
+    def _give_up(self, problem: Exception) -> None:
+        log.debug(f"stopped observing the steps of a model: {problem!r}")
+        self.end()
+        self.model.detach(PLACE)
 
-    def _note_modules(self) -> None:
-        if _compiles(self.model.wrapper):
-            return
-        noted: Set[int] = set()
-        self._now = noted
-
-        def note(module: Any, inputs: Any) -> None:
-            noted.add(id(module))
-
-        # For all modules at once, and only during this forward: nothing is put on the model itself.
-        self._hook = modules.register_module_forward_pre_hook(note)
+    def forward_failed(self, error: BaseException) -> None:
+        """A forward has failed, perhaps because DDP has not finished the step before."""
+        try:
+            self._forget_hook()
+            if is_torchs(error):
+                self._complete(self, error, None)
+        except Exception as problem:
+            log.debug(f"an error of DDP could not be explained: {problem!r}")
 
     def _forget_hook(self) -> None:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
 
-    def _count_gradients(self) -> None:
-        """Count the gradients of the first step, also of parameters that a checkpoint hides."""
-        for number, node in enumerate(graph.accumulators(self.model.parameters)):
-            self._node_hooks.append(node.register_prehook(self._counter(number)))
-
-    def _counter(self, number: int) -> Any:
-        def count(gradients: Any) -> None:
-            self.first[number] = self.first.get(number, 0) + 1
-
-        return count
-
     # Backwards.
+
+    def backward_failed(self, error: BaseException, roots: Any) -> None:
+        """A backward has failed, perhaps that of another model."""
+        if is_torchs(error) and self.model.wrapper is not None and self.model.thread == threading.get_ident():
+            self._complete(self, error, roots)
 
     def backward_ended(self, roots: Any) -> None:
         """A backward of this process has ended, perhaps one of another model."""
@@ -158,8 +167,6 @@ class Evidence:
         if self.model.thread != threading.get_ident():
             # DDP's reducer may be busy in its own thread: to ask it would keep that one from going on.
             return
-        if self._node_hooks and self.first:
-            self.stop()
         if self._asks:
             unfinished = reducer.unfinished(self.model.wrapper.reducer)
             if unfinished:
@@ -168,18 +175,21 @@ class Evidence:
                 if self.missing:
                     self._false_alarm()
                 self._armed = False
-        elif self.is_plain and self._noted <= NOTED_FORWARDS:
+        elif self._is_plain and self._noted <= NOTED_FORWARDS:
             self._look(tensors_of(roots), "")
 
     def _look(self, roots: Sequence[Any], unfinished: str) -> None:
         """Inspect the graphs of the losses, as long as they are there."""
         self.reached = (self.reached or set()) | self._walk(roots)
         self.missing = self.all_missing(unfinished)
-        alive = [(_called(key), reference()) for key, reference in self._outputs]
-        behind = dict(self._behind)
-        behind.update((name, self._walk([tensor])) for name, tensor in alive if tensor is not None)
         used = self.reached
+        behind = {**self._behind, **self._led_to()}
         self.outside = {name: found - used for name, found in behind.items() if found - used}
+
+    def _led_to(self) -> Dict[str, Set[int]]:
+        """Return the numbers of the parameters behind each output of the last forward that is still there."""
+        alive = [(_called(key), reference()) for key, reference in self._outputs]
+        return {name: self._walk([tensor]) for name, tensor in alive if tensor is not None}
 
     def all_missing(self, message: str) -> List[int]:
         """Return the numbers of the parameters without gradient: torch lists a hundred, the loss's graph all."""
@@ -198,8 +208,7 @@ class Evidence:
 
     def reached_by_outputs(self) -> Set[int]:
         """Return the same for the outputs of the last forward that are still there."""
-        alive = [reference() for _, reference in self._outputs]
-        return self._walk([tensor for tensor in alive if tensor is not None])
+        return set().union(*self._led_to().values())
 
     def _walk(self, tensors: Sequence[Any]) -> Set[int]:
         found = set()
@@ -211,20 +220,21 @@ class Evidence:
                 self.hides = True
         return found - {-1}
 
-    def _led_to(self, output: Any) -> List[Tuple[str, Set[int]]]:
-        named = _named(output)
-        # One output alone leads to all that there is.
-        return [(name, self._walk([tensor])) for name, tensor in named] if len(named) > 1 else []
-
     def _false_alarm(self) -> None:
         self.missing, self.outside = [], {}
         self._alarms += 1
         self._asks = self._asks and self._alarms < _FALSE_ALARMS
 
-    def stop(self) -> None:
+    def end(self) -> None:
+        """Observe nothing any more."""
+        self._observed.forget(self)
         self._forget_hook()
-        while self._node_hooks:
-            self._node_hooks.pop().remove()
+
+
+def is_torchs(error: BaseException) -> bool:
+    """Return whether this is one of DDP's errors, and nothing was added to it yet."""
+    message = str(error) if isinstance(error, RuntimeError) else ""
+    return (UNFINISHED in message or TWICE in message) and OURS not in message
 
 
 def tensors_of(roots: Any) -> Sequence[Any]:
@@ -233,14 +243,6 @@ def tensors_of(roots: Any) -> Sequence[Any]:
         return [roots]
     with_graph = roots if isinstance(roots, (list, tuple)) else list(roots or ())
     return [each for each in with_graph if isinstance(each, torch.Tensor)]
-
-
-def _named(output: Any) -> List[Tuple[str, Any]]:
-    """Return the tensors in a forward's output with names for a message, at most :data:`_OUTPUTS`."""
-    top = [(_called(key), reference()) for key, reference in _kept(output)]
-    return top or [
-        (f"tensor {number} of the output", each) for number, each in enumerate(ddp.tensors(output)[:_OUTPUTS])
-    ]
 
 
 def _kept(output: Any) -> Sequence[Output]:

@@ -44,12 +44,15 @@ def unfinished(case: Evidence, message: str) -> Finding:
         # Not the flag: with it DDP ends at the second backward of a step.
         words = "call backward equally often in each step, or once, for the sum of the losses"
         return _found(unused.REPEATED, head, [why, *others.disagree()], [(words, [_SUM])])
-    if case.is_static:
-        return _found(unused.STATIC, head, [_no_more(case, groups), *others.disagree()], _not_static(case))
+    if getattr(model.wrapper, "static_graph", False):
+        used = names.modules(groups)
+        why = f"static_graph=True expects the same parameters in each step, and the first one used {used}"
+        words = f"replace static_graph=True by find_unused_parameters=True, {_where(case.lines)}"
+        return _found(unused.STATIC, head, [why, *others.disagree()], [(words, [case.lines.not_static])])
     if model.wrapper.find_unused_parameters:
         why = "find_unused_parameters=True is set, but DDP found them behind an output that is not part of the loss"
         words = "return only what the loss needs from the wrapped model, or add it to the loss"
-        cure = words, ["loss = loss + 0.0 * output.sum()"]
+        cure = (words, ["loss = loss + 0.0 * output.sum()"])
         return _found(unused.HIDDEN, head, [why, *others.disagree()], [cure])
     causes = unused.causes([(group, _seen(case, group)) for group in groups])
     is_by_hand = case.is_inside and case.lines.is_plain
@@ -101,25 +104,6 @@ def _without_edit(case: Evidence) -> str:
     return "" if kept or REDUCTION.of(model) is not None or impossible(model.wrapper) else f" ({_LATE})"
 
 
-def _no_more(case: Evidence, groups: Sequence[Group]) -> str:
-    used = names.modules(groups)
-    why = f"static_graph=True expects the same parameters in each step, and the first one used {used}"
-    return why + _rate(case, groups)
-
-
-def _rate(case: Evidence, groups: Sequence[Group]) -> str:
-    modules = dict(case.model.wrapper.module.named_modules())
-    rate = next(filter(None, (unused.skips(modules, group) for group in groups)), "")
-    return f"; {rate}" if rate else ""
-
-
-def _not_static(case: Evidence) -> List[Cure]:
-    lines = case.lines
-    more = [lines.not_reentrant] if case.hides else []
-    words = f"replace static_graph=True by find_unused_parameters=True, {_where(lines)}"
-    return [(words, [lines.not_static, *more])]
-
-
 def twice(case: Evidence, message: str, error: BaseException, roots: Any) -> Optional[Finding]:
     """On a parameter that was ready twice; None if it belongs to another model."""
     model = case.model
@@ -160,28 +144,6 @@ def _why_twice(case: Evidence, number: int, reentrant: bool) -> Tuple[str, Cure]
     if case.backwards:
         why = f"backward {case.backwards + 1} of this step reaches it again"
     return why, (f"one backward for the sum of the losses{_without_edit(case)}", [_SUM])
-
-
-def changed(case: Evidence, roots: Any) -> Optional[Finding]:
-    """On a parameter that a static graph did not have in its first step; None if it belongs to another model."""
-    model = case.model
-    if not case.is_static or case.steps < 2:
-        return None
-    reached = case.reached_by(roots)
-    if not reached and not case.hides:
-        return None
-    left = [n for n, p in enumerate(model.parameters) if p.requires_grad and n not in case.first]
-    new = [number for number in left if case.hides or number in reached]
-    groups = names.collapsed(names_of(model, new), model.names)
-    others = Others(case, new)
-    where = f"{others.here}{_step(case)}{others.say()}"
-    which = "1 parameter" if len(new) == 1 else f"{len(new)} parameters"
-    head = f"{'at least one of ' if case.hides else ''}{which} unused in the first step got a gradient on {where}:"
-    if not new:
-        head = f"a parameter got more gradients than in the first step on {where}"
-    what = names.modules(groups) or "the graph"
-    why = f"static_graph=True expects the same graph in each step, and the use of {what} changes{_rate(case, groups)}"
-    return _found(unused.STATIC, head + names.listed(groups), [why, *others.disagree()], _not_static(case))
 
 
 def _step(case: Evidence) -> str:
