@@ -70,6 +70,12 @@ def reserved_memory(device: Any) -> Optional[int]:
     return _number("memory_reserved", device)
 
 
+def total_memory(device: Any) -> Optional[int]:
+    """Return the bytes that a device has."""
+    found = getattr(_asked("get_device_properties", device), "total_memory", None)
+    return None if found is None else int(found)
+
+
 def empty_cache(device: Any) -> None:
     """Give back what torch's allocator holds on a device and nobody uses."""
     module = _module(device.type)

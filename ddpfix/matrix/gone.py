@@ -25,14 +25,13 @@ GONE: Dict[str, str] = {
     "funasr.hub": "set ++frontend_conf.cmvn_file= and ++tokenizer_conf.token_list= beside other keys of these sections",
     "funasr.freeze": "use the spelling of freeze_param that your release of FunASR reads",
     "funasr.init_param": "check that the path exists: FunASR trains from random weights otherwise",
+    "funasr.validation_precision": "FunASR's train.py validates in full precision",
+    "speechbrain.clip_groups": "SpeechBrain 1.0 and newer clip an optimizer's first group of parameters",
+    "fastnlp.logs": "redirect the output of each rank yourself: torchrun --log-dir DIR --redirects 3",
     **{
         f"{fix}_off": f"DDPFIX_{fix.upper().replace('.', '_')}=0 switches {fix} off, whatever DDPFIX_LAYERDROP says"
         for fix in (*(f"{toolkit}.layerdrop" for toolkit in _SKIPPING), "nemo.depth")
     },
-    "funasr.validation": "DDPFIX_HANG names the rank that another one waits for",
-    "funasr.validation_precision": "FunASR's train.py validates in full precision",
-    "speechbrain.clip_groups": "SpeechBrain 1.0 and newer clip an optimizer's first group of parameters",
-    "fastnlp.logs": "redirect the output of each rank yourself: torchrun --log-dir DIR --redirects 3",
     "transformers.outputs": "transformers 4.33 and newer register their outputs with torch",
     "transformers.renaming": "transformers 4.36.1 and newer rename a checkpoint on one rank",
     "speechbrain.frozen_parameters": "SpeechBrain 0.5.11 and newer freeze what has freeze=True",

@@ -41,6 +41,11 @@ def report(trainer: Any, message: str) -> None:
     log.once(message, trainer)
 
 
+def sharded(trainer: Any) -> bool:
+    """Return whether several ranks train together."""
+    return bool(getattr(trainer, "use_ddp", False) or getattr(trainer, "use_fsdp", False))
+
+
 def seen_by(module: ModuleType, name: str, **names: Any) -> ContextManager[None]:
     """While this lasts, the global ``name`` of ``module`` (a module itself) has ``names`` instead of its own."""
     return temporary.replaced(module, name, temporary.LookAlike(vars(module)[name], names))

@@ -1,35 +1,151 @@
-"""A LayerDrop rate that is set on a config after construction is named where nothing reads it.
+"""A LayerDrop rate that is set on a config after construction takes effect when the model is wrapped.
 
 bart-like families copy the rate from the config when they are built; an encoder inside a composite model may hold a
-config of its own. A later ``model.config.layerdrop = 0`` changes nothing in both cases.
+config of its own. Unpatched, a later ``model.config.layerdrop = 0`` changes nothing in both cases. What was set last
+counts, on the config or on the module. A difference that nobody has set is only told.
 """
 
 from __future__ import annotations
 
 import dis
+import functools
+import weakref
 from types import ModuleType
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.layerdrop import cover
+from ddpfix.layerdrop import cover, drawing
 from ddpfix.layerdrop.code_copy import innermost
+from ddpfix.layerdrop.shared_method import Covered
 from ddpfix.models import internals, wrap_hooks
-from ddpfix.patching.site import Site
+from ddpfix.models.identity import ByIdentity
+from ddpfix.patching.site import PatchError, Site
 
 
 def rates(site: Site, module: ModuleType, owner: Any) -> None:
-    """When a model is wrapped, name the rates on configs that differ from those in force."""
+    """Apply the rates that were set on configs, when a model is wrapped; then tell where the two still differ."""
+    wrap_hooks.before_wrap(site, site.keep(_Rates).apply)
     wrap_hooks.before_wrap(site, _report)
+
+
+def models(site: Site, module: ModuleType, owner: Any) -> None:
+    """Know the models that are alive, and notice the rates that are set on their configs from then on."""
+    known = site.keep(_Rates)
+    site.wrap(owner, "__init__", functools.partial(known.made, site))
+    site.at_undo(known.forget)
+
+
+class _Written(NamedTuple):
+    """A rate that was set on a config above a module that does not read it there.
+
+    Attributes:
+        attribute: the module's own rate, or "" where it reads a config of its own.
+        kept: the object that is the module's own rate since then: another one was set later.
+    """
+
+    rate: float
+    attribute: str
+    kept: Optional[float]
+
+
+class _Rates:
+    """The models that are alive, and the rates that were set on configs above their modules."""
+
+    def __init__(self) -> None:
+        self._models: ByIdentity[weakref.ref[Any]] = ByIdentity()
+        self._written: ByIdentity[_Written] = ByIdentity()
+
+    def made(self, site: Site, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+        """Around the constructor of models."""
+        wrapped(*args, **kwargs)
+        self._models[instance] = weakref.ref(instance)
+        # From transformers 5 on each class of configs has a method of its own, which keeps the one of its base class.
+        kind = type(vars(instance).get("config"))
+        level = next(level for level in kind.__mro__ if "__setattr__" in vars(level))
+        if level is not object and not any(record.owner is level for record in site.records):
+            try:
+                site.wrap_hot(level, "__setattr__", self._noticing)
+            except PatchError as error:
+                log.warning(f"LayerDrop: ddpfix cannot see a rate that is set on a {kind.__name__} later: {error}")
+
+    def forget(self) -> None:
+        """Know no model any more (undo)."""
+        self._models.clear()
+        self._written.clear()
+
+    def _noticing(self, original: Callable[..., None]) -> Callable[..., None]:
+        def __setattr__(config: Any, key: Any, value: Any) -> None:
+            original(config, key, value)
+            if "layerdrop" in key and isinstance(value, (int, float)):
+                for holder in self._holders(config):
+                    self._note(holder, key, float(value))
+
+        return __setattr__
+
+    def _holders(self, config: Any) -> List[Any]:
+        """Return the modules that hold a config, in all models that are alive."""
+        models = [model for model in [known() for known in self._models.values()] if model is not None]
+        modules = {id(part): part for model in models for _, part in internals.named_modules(model)}
+        return [module for module in modules.values() if vars(module).get("config") is config]
+
+    def _note(self, holder: Any, setting: str, rate: float) -> None:
+        """Note a rate that was set on the config of a module, for each one in it that has another source."""
+        for module in holder.modules():
+            path = _path_in(type(module))
+            if len(path) == 1 and setting in _settings(module):
+                # An object of its own, which shows later whether it was replaced.
+                kept = float(getattr(module, path[0])) + 0.0
+                setattr(module, path[0], kept)
+                self._written[module] = _Written(rate, path[0], kept)
+            elif path == ("config", setting):
+                if module.config is holder.config:
+                    self._written.pop(module)
+                else:
+                    self._written[module] = _Written(rate, "", None)
+
+    def apply(self, model: Any) -> None:
+        """Set the rates on the modules of a model that is about to be wrapped."""
+        for name, module in internals.named_modules(model):
+            written = self._written.pop(module)
+            if written is None:
+                continue
+            owner, attribute = (
+                (module, written.attribute) if written.attribute else (module.config, _path_in(type(module))[1])
+            )
+            before = getattr(owner, attribute)
+            if before != written.rate and (not written.attribute or before is written.kept):
+                setattr(owner, attribute, written.rate)
+                log.setting(f"{name or 'the model'}: LayerDrop", written.rate, written.rate, "set on the config")
+                log.info(f"LayerDrop: {name or 'the model'} takes the rate {written.rate:g} from its config")
+
+
+def _path_in(owner: type) -> Tuple[str, ...]:
+    """Return the path of the rate of a class; empty if it does not draw for layers."""
+    for level in owner.__mro__:
+        if level in cover.COVERED:
+            return cover.COVERED[level].path
+        method = drawing.drawing_method(level)
+        if method is not None:
+            return next(iter(drawing.rate_paths(level, method)), ())
+    return ()
 
 
 def _report(model: Any) -> None:
     for name, setting, rate, effective in differences(model):
-        path = ".".join(_path(model.get_submodule(name)))
         log.setting(f"{name or type(model).__name__}: {setting}", rate, effective, "the config is not read again")
         log.warning(
             f"LayerDrop: {setting}={rate:g} in the config has no effect, {name or 'the model'} uses {effective:g}. Set"
-            f" the module's own value: model.get_submodule({name!r}).{path} = {rate:g}"
+            f" the module's own value: model.get_submodule({name!r}).{_path(model, name)} = {rate:g}"
         )
+
+
+def _path(model: Any, name: str) -> str:
+    module = model.get_submodule(name)
+    return ".".join(_covered(module).path)
+
+
+def _covered(module: Any) -> Covered:
+    return next(cover.COVERED[level] for level in type(module).__mro__ if level in cover.COVERED)
 
 
 def differences(model: Any) -> List[Tuple[str, str, float, float]]:
@@ -37,26 +153,25 @@ def differences(model: Any) -> List[Tuple[str, str, float, float]]:
     modules: Dict[str, Any] = dict(internals.named_modules(model))
     different: List[Tuple[str, str, float, float]] = []
     for name, module in modules.items():
-        # Under DDPFIX_LAYERDROP=off the user has asked for the 0.
-        if _path(module):
-            effective = cover.rate_of(module)
-            found = ((setting, rate) for setting, rate in _config_rates(modules, name) if rate != effective)
-            different += [(name, setting, rate, effective) for setting, rate in [*found][:1]]
+        covered = [cover.COVERED[level] for level in type(module).__mro__ if level in cover.COVERED]
+        if not covered or covered[0].never or not covered[0].path:
+            # Under DDPFIX_LAYERDROP=off the user has asked for the 0.
+            continue
+        effective = cover.rate_of(module)
+        for setting, rate in _config_rates(modules, name, module):
+            if rate != effective:
+                different.append((name, setting, rate, effective))
+                break
     return different
 
 
-def _path(module: Any) -> Tuple[str, ...]:
-    """Return the path of the rate of a module that may skip layers; empty for others."""
-    covered = next((cover.COVERED[level] for level in type(module).__mro__ if level in cover.COVERED), None)
-    return () if covered is None or covered.never else covered.path
-
-
-def _config_rates(modules: Dict[str, Any], name: str) -> Iterator[Tuple[str, float]]:
+def _config_rates(modules: Dict[str, Any], name: str, module: Any) -> Iterator[Tuple[str, float]]:
     """Yield the rates for a module in the configs above it, the outermost first."""
-    settings = _settings(modules[name])
+    settings = _settings(module)
     parts = name.split(".") if name else []
     for length in range(len(parts) + 1):
-        config = getattr(modules.get(".".join(parts[:length])), "config", None)
+        above = modules.get(".".join(parts[:length]))
+        config = getattr(above, "config", None)
         for setting in settings:
             rate = getattr(config, setting, None)
             if isinstance(rate, (int, float)):
@@ -65,7 +180,7 @@ def _config_rates(modules: Dict[str, Any], name: str) -> Iterator[Tuple[str, flo
 
 def _settings(module: Any) -> List[str]:
     """Return the names under which a class reads its rate from a config: in its forward, or in its constructor."""
-    path = _path(module)
+    path = _path_in(type(module))
     if path[0] == "config":
         return [path[1]]
     instructions = dis.get_instructions(innermost(type(module).__init__))

@@ -1,7 +1,12 @@
-"""Gradient accumulation: unpatched replicas diverge; ddpfix makes them those of the release that was edited by hand."""
+"""What ranks do together in an epoch and a validation.
+
+Gradient accumulation: unpatched replicas diverge; with ddpfix they are those of the release that was edited by hand.
+Validation: a loss that is not finite on one rank does not part it from the others.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Dict, List
@@ -11,7 +16,7 @@ import pytest
 from ddpfix import __version__
 from tests.funasr import launch, tiny_training, trained
 
-pytestmark = pytest.mark.patches("funasr.accumulation")
+pytestmark = pytest.mark.patches("funasr.accumulation", "funasr.validation")
 
 Runs = Dict[str, List[launch.Result]]
 
@@ -31,6 +36,40 @@ def spoil(module, args, output):
     if module.training:
         seen.append(1)
         if rank == 1 and len(seen) == 2:
+            return (output[0] * float("nan"), *output[1:])
+wrapper.module.register_forward_hook(spoil)
+"""
+)
+
+# From 1.1.8 to 1.4.14 train.py averages over ranks under a condition on the rank's own loss.
+PARTED = (1, 1, 8) <= trained.release() < (1, 4, 15)
+
+# Notes what each rank's validation losses are, and what the trainer makes of them.
+LOSSES = """
+recorder.record["losses"] = losses = []
+def note(module, args, output):
+    if not module.training:
+        losses.append((output[0].item(), output[2].sum().item()))
+wrapper.module.register_forward_hook(note)
+"""
+AVERAGES = """
+from funasr.train_utils.trainer import Trainer
+name = "validate_epoch" if hasattr(Trainer, "validate_epoch") else "_validate_epoch"
+def validate(self, *args, original=getattr(Trainer, name), **kwargs):
+    result = original(self, *args, **kwargs)
+    recorder.record["averages"] = [getattr(self, "val_loss_avg", None), getattr(self, "val_acc_avg", None)]
+    return result
+setattr(Trainer, name, validate)
+"""
+VALIDATED = trained.wrapped_model(LOSSES) + AVERAGES
+# The first validation loss of rank 1 is not a number.
+NAN = trained.wrapped_model(
+    """
+seen = []
+def spoil(module, args, output):
+    if not module.training:
+        seen.append(1)
+        if rank == 1 and len(seen) == 1:
             return (output[0] * float("nan"), *output[1:])
 wrapper.module.register_forward_hook(spoil)
 """
@@ -57,7 +96,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unpatched(config: Path) -> Runs:
-    wanted = [scenario("train1", config, "train", 1)]
+    wanted = [scenario("train1", config, "train", 1, VALIDATED)]
     for entry in ENTRIES:
         right = entry == "train_ds" and DS_IS_RIGHT
         wanted.append(scenario(f"{entry}2", config, entry, 2))
@@ -67,17 +106,19 @@ def unpatched(config: Path) -> Runs:
     if LAST_IS_A_WINDOW:
         wanted.append(scenario("lasthand", config, "train", 2, THREE + by_hand("train")))
     wanted.append(replace(scenario("spoiled", config, "train", 2, SPOILED), timeout=8))
+    wanted.append(replace(scenario("nan", config, "train", 1, NAN + VALIDATED), timeout=8 if PARTED else 60))
     return launch.train(wanted, config.parent / "unpatched", ddpfix=False)
 
 
 @pytest.fixture(scope="module")
 def patched(config: Path) -> Runs:
-    wanted = [scenario(f"train{n}", config, "train", n) for n in (1, 2, 4)]
+    wanted = [scenario(f"train{n}", config, "train", n, VALIDATED) for n in (1, 2, 4)]
     wanted += [scenario(f"{entry}2", config, entry, 2) for entry in ENTRIES if entry != "train"]
     if LAST_IS_A_WINDOW:
         wanted.append(scenario("last", config, "train", 2, THREE))
     wanted.append(scenario("spoiled", config, "train", 2, SPOILED))
-    ours = trained.only("funasr.accumulation")
+    wanted.append(scenario("nan", config, "train", 1, NAN + VALIDATED))
+    ours = trained.only("funasr.accumulation", "funasr.validation")
     return launch.train(wanted, config.parent / "patched", ddpfix=True, environ=ours)
 
 
@@ -176,3 +217,36 @@ def test_a_norm_that_is_not_finite_on_one_rank(unpatched: Runs, patched: Runs) -
     # The first window is skipped on both ranks, the others are not.
     assert len(patched["spoiled"][0].steps) == len(patched["train2"][0].steps) - 1
     assert all("Skipping updating the model" in result.log for result in patched["spoiled"])
+
+
+def scaled(results: List[launch.Result]) -> List[List[float]]:
+    """The validation losses by rank, as the trainer weighs them."""
+    both = [result.notes["losses"] for result in results]
+    totals = [sum(weight for _, weight in batch) for batch in zip(*both)]
+    return [[loss * weight * len(both) / total for (loss, weight), total in zip(mine, totals)] for mine in both]
+
+
+@pytest.mark.skipif(not PARTED, reason="every rank comes to every collective")
+def test_a_validation_loss_that_is_not_finite(unpatched: Runs, patched: Runs) -> None:
+    assert any(result.hung or result.error for result in unpatched["nan"]), [
+        r.notes["averages"] for r in unpatched["nan"]
+    ]
+    went_well(patched["nan"])
+    first, second = scaled(patched["nan"])
+    assert math.isnan(second[0]) and len(first) == len(second) >= 2
+    finite = first + second[1:]
+    for result in patched["nan"]:
+        assert result.notes["averages"][0] == pytest.approx(sum(finite) / len(finite), rel=1e-5)
+    assert "validation: 1 batches (all ranks) had a loss that is not finite" in patched["nan"][0].log
+
+
+@pytest.mark.skipif(PARTED, reason="ranks part")
+def test_a_validation_loss_that_is_not_finite_spreads_to_all(unpatched: Runs) -> None:
+    went_well(unpatched["nan"])
+    if trained.release() >= (1, 0, 18):
+        assert all(math.isnan(result.notes["averages"][0]) for result in unpatched["nan"])
+
+
+def test_finite_validation_losses_are_averaged_as_ever(unpatched: Runs, patched: Runs) -> None:
+    for one, other in zip(unpatched["train1"], patched["train1"]):
+        assert one.notes["losses"] == other.notes["losses"] and one.notes["averages"] == other.notes["averages"]

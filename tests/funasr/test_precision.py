@@ -143,9 +143,10 @@ def test_no_loss_scaling_for_bfloat16(tmp_path: Path) -> None:
 class Gpu:
     """Records what is released on which device; the parameters say that they are on a GPU."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, reserved: int = 0) -> None:
         self.released: List[str] = []
         self.current: List[str] = []
+        self.steps = 0
         gpu = self
 
         class Device:
@@ -161,11 +162,16 @@ class Gpu:
             def __exit__(self, *error: Any) -> None:
                 gpu.current.pop()
 
+        class Properties:
+            total_memory = 80 * 2**30
+
         class Parameter:
             device = Device()
 
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.released.append(self.current[-1]))
         monkeypatch.setattr(torch.cuda, "device", Chosen)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: reserved)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
         self.parameter = Parameter()
 
     def train(self, run: tiny_training.Run, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -217,12 +223,36 @@ def test_without_a_gpu_nothing_is_released(entry: str, tmp_path: Path, monkeypat
     assert len(calls) == 2 * unpatched and (unpatched == 0 or RELEASES_ITSELF)
 
 
-@pytest.mark.patches("funasr.precision")
+@pytest.mark.patches("funasr.cache")
+@pytest.mark.skipif(RELEASE < (1, 0, 26), reason="there is no reset_gpu_cache before 1.0.26")
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("reserved, times", [(69, 1), (71, 7)])
+def test_reset_gpu_cache(
+    entry: str, reserved: int, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = entry == "train" and RELEASE < (1, 0, 29)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: reserved * 2**30)
+    unpatched = tiny_training.Run(entry, tmp_path, reset_gpu_cache=True)
+    calls: List[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
+    unpatched.train()
+    assert len(calls) == (6 if works and reserved > 70 else 0)
+    gpu = Gpu(monkeypatch, reserved * 2**30)
+    gpu.current.append("the release's own")
+    with patched("funasr.cache"):
+        expected = len(calls) if works else times
+        assert gpu.train(tiny_training.Run(entry, tmp_path, reset_gpu_cache=True), monkeypatch) == expected
+
+
+@pytest.mark.patches("funasr.cache", "funasr.precision")
 def test_what_does_nothing_in_this_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: List[str] = []
-    monkeypatch.setattr(ddpfix.log, "warning", lines.append)
-    with patched("funasr.precision"):
-        tiny_training.Run("train", tmp_path, use_fp16=True)
+    for name in ("info", "warning"):
+        monkeypatch.setattr(ddpfix.log, name, lines.append)
+    with patched("funasr.cache", "funasr.precision"):
+        tiny_training.Run("train", tmp_path, disable_gpu_cache=True, use_fp16=True)
+    used = (1, 0, 11) <= RELEASE < (1, 0, 18)
+    assert any("this release of FunASR ignores train_conf.disable_gpu_cache" in line for line in lines) == (not used)
     assert any("use_fp16 has no effect before FunASR 1.0.11" in line for line in lines) == (RELEASE < OLD_SCALER)
 
 

@@ -62,7 +62,7 @@ ELSEWHERE: Dict[str, Sequence[str]] = {
     "SpeechBrain: Override": ["speechbrain/test_options_yaml::test_a_key_one_level_down_is_named"],
     "a setting on the command line": [
         "ranks/test_ranks::test_unpatched_a_rate_set_on_the_config_is_ignored",
-        "ranks/test_ranks::test_a_rate_set_on_the_config_is_named",
+        "ranks/test_ranks::test_a_rate_set_on_the_config_takes_effect",
     ],
     "losses or checkpoints": ["late/test_divergence::test_ranks_that_differ_say_so_and_equal_ones_do_not"],
     "memory climbs": [

@@ -157,6 +157,66 @@ def share_config(model: nn.Module) -> None:
             module.config = model.config
 
 
+@pytest.fixture
+def noticed(site: Site) -> None:
+    """What is set on configs is noticed from here on, and applied when a model is wrapped."""
+    modeling = importlib.import_module("transformers.modeling_utils")
+    overrides.models(site, modeling, modeling.PreTrainedModel)
+    overrides.rates(site, importlib.import_module("torch.nn.parallel.distributed"), None)
+
+
+@pytest.mark.patches("transformers.overrides")
+@pytest.mark.parametrize("name", ("bart", "opt"))
+@pytest.mark.usefixtures("noticed")
+def test_what_was_set_last_counts(site: Site, lines: List[str], name: str) -> None:
+    def made() -> Any:
+        model = zoo.tiny_model(name).build(rate=0.5)
+        share_config(model)
+        return model
+
+    def on_config(model: Any, rate: float) -> None:
+        for setting in settings(model):
+            setattr(model.config, setting, rate)
+
+    def on_modules(model: Any, rate: float) -> None:
+        for _, module, _ in cover.active(model):
+            module.layerdrop = rate
+
+    model = made()
+    on_config(model, 0.0)
+    # As unpatched, until it is wrapped.
+    assert [rate for _, _, rate in cover.active(model)] and not lines
+    wrapped(site, model)
+    assert not cover.active(model) and all("takes the rate 0" in line for line in lines)
+    model = made()
+    on_config(model, 0.25)
+    # The same value as before, in the same constant: it counts because it came last.
+    on_modules(model, 0.5)
+    wrapped(site, model)
+    assert {rate for _, _, rate in cover.active(model)} == {0.5}
+    model = made()
+    on_modules(model, 0.5)
+    on_config(model, 0.25)
+    wrapped(site, model)
+    assert {rate for _, _, rate in cover.active(model)} == {0.25}
+
+
+@pytest.mark.patches("transformers.overrides")
+@pytest.mark.usefixtures("noticed")
+def test_the_outer_config_of_a_composite_model_counts(site: Site, lines: List[str]) -> None:
+    import copy
+
+    for last, expected in (("outer", 0.0), ("inner", 0.25)):
+        model = zoo.tiny_model("wav2vec2").build(rate=0.5)
+        model.encoder.config = copy.deepcopy(model.config)
+        holder = model if last == "outer" else None
+        model.config.layerdrop = 0.0
+        if holder is None:
+            model.encoder.config.layerdrop = 0.25
+        wrapped(site, model)
+        assert cover.rate_of(model.encoder) == expected
+
+
 @pytest.mark.patches("transformers.overrides")
 def test_a_rate_that_is_read_is_not_named(site: Site, lines: List[str]) -> None:
     model = zoo.tiny_model("wav2vec2").build(rate=0.5)

@@ -65,6 +65,7 @@ class Vendor:
             "max_memory_allocated": 5,
             "memory_reserved": 7,
             "memory_allocated": 4,
+            "get_device_properties": SimpleNamespace(total_memory=9),
             "current_stream": "a stream",
             "get_rng_state_all": ["a state"],
             "set_rng_state_all": None,
@@ -97,20 +98,20 @@ HOST = torch.device("cpu")
 
 def test_a_device_is_asked_for_itself_and_not_for_the_current_one(vendor: Vendor) -> None:
     assert devices.peak_memory(DEVICE) == 5 and devices.reserved_memory(DEVICE) == 7
-    assert devices.used_memory(DEVICE) == 4
+    assert devices.total_memory(DEVICE) == 9 and devices.used_memory(DEVICE) == 4
     assert devices.event(DEVICE, timed=True).timed
     given = [call[1:] for call in vendor.asked]
-    assert given == [(DEVICE,)] * 4 + [("a stream",)]
+    assert given == [(DEVICE,)] * 5 + [("a stream",)]
 
 
 def test_of_the_host_nothing_is_asked() -> None:
     assert not devices.is_accelerator(HOST) and devices.is_accelerator(DEVICE)
-    assert devices.peak_memory(HOST) is devices.reserved_memory(HOST) is None
+    assert devices.peak_memory(HOST) is devices.reserved_memory(HOST) is devices.total_memory(HOST) is None
 
 
 def test_a_number_that_a_kind_does_not_give_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "npu", Vendor(("max_memory_allocated", "get_device_properties")), raising=False)
-    assert devices.peak_memory(DEVICE) is None
+    assert devices.peak_memory(DEVICE) is None and devices.total_memory(DEVICE) is None
     assert devices.peak_memory(SimpleNamespace(type="vendor")) is None
     assert devices.event(SimpleNamespace(type="vendor")) is None
 
