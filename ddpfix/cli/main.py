@@ -7,7 +7,6 @@ import sys
 from typing import Any, List, Mapping, NoReturn, Optional, Set, Tuple
 
 from ddpfix import __version__, _env
-from ddpfix.cli.doctor import command as doctor
 from ddpfix.cli.report import command as report
 from ddpfix.matrix import gone
 from ddpfix.matrix.model import MatrixError
@@ -15,7 +14,12 @@ from ddpfix.matrix.settings import PREFIX, SETTINGS, Setting, SettingsError, nea
 
 _COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "report")
 # What ddpfix requires beside torch (report: numpy), by import name: an installation may lack some.
-_REQUIRED = {"rich": "rich", "wrapt": "wrapt", "packaging": "packaging", "psutil": "psutil", "numpy": "numpy"}
+_REQUIRED = ("rich", "wrapt", "packaging", "numpy")
+_DOCTOR = (
+    "Prints what a maintainer asks for in an issue, problems first. Shows no values of environment variables but those"
+    " of ddpfix. Exit code: 0 if nothing was found that stops a training, 1 if something was, 2 for a wrong use."
+)
+_WHAT = "(script | -m module | -c code | program) [args ...]"
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -27,22 +31,56 @@ def main(arguments: Optional[List[str]] = None) -> int:
         _env.say(gone.answer(earlier))
         return 0
     parser = _parser()
-    options = parser.parse_args(words, argparse.Namespace(rest=command))
+    options = parser.parse_args(words)
     if options.command is None:
         parser.print_help()
         return 0
     try:
-        code: int = _run(options, command) if options.command == "run" else options.action(options)
-        return code
+        return _act(options, command)
     except (SettingsError, MatrixError) as error:
         _env.say(str(error))
         return 2
     except ModuleNotFoundError as error:
-        package = _REQUIRED.get((error.name or "").partition(".")[0])
-        if package is None:
+        package = (error.name or "").partition(".")[0]
+        if package not in _REQUIRED:
             raise
         _env.say(f"this command needs {package}: {sys.executable} -m pip install {package}")
         return 2
+
+
+def _act(options: argparse.Namespace, command: List[str]) -> int:
+    """Run a command, of which only the modules are imported that it needs."""
+    name = options.command
+    chosen = {s.name: getattr(options, s.name) for s in SETTINGS if getattr(options, s.name, None) is not None}
+    if name in ("run", "probe") and (not command or command in (["-m"], ["-c"])):
+        sys.stderr.write(f"ddpfix: {name} needs a script, -m module, -c code, or a program\n")
+        return 2
+    if name == "run":
+        from ddpfix.cli import run
+
+        return run.become(command, chosen)
+    if name == "probe":
+        from ddpfix.cli import observe
+
+        return observe.observe(command, options.steps, options.json, chosen)
+    if name == "plan":
+        from ddpfix.cli import plan
+
+        plan.show(chosen, as_json=options.json, everything=options.all)
+        return 0
+    if name == "explain":
+        from ddpfix.cli import explain
+
+        return explain.explain(options.patch)
+    if name == "doctor":
+        from ddpfix.cli.doctor import ranks, screen
+
+        return ranks.show(options.limit, options.backend, options.json) if options.ranks else screen.show(options.json)
+    if name == "demo":
+        from ddpfix.cli.demo import story
+
+        return story.show(options.steps)
+    return report.show(options)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -71,23 +109,50 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="ddpfix", description="The known fixes for multi-GPU fine-tuning failures.")
     parser.add_argument("--version", action="version", version=f"ddpfix {__version__}")
     commands: Any = parser.add_subparsers(dest="command", metavar=f"{{{','.join(_COMMANDS)}}}")
-    _add_run(commands)
-    _add_probe(commands)
+    text, usage = "run a script, module, code or program under ddpfix", f"ddpfix run [options] {_WHAT}"
+    run = commands.add_parser("run", help=text, allow_abbrev=False, usage=usage)
+    probe = commands.add_parser(
+        "probe",
+        help="run a script on one rank for a few optimizer steps, and say what they show",
+        allow_abbrev=False,
+        usage=f"ddpfix probe [--steps 3] [--json] [options] {_WHAT}",
+        description="Ends the script after some optimizer steps, with exit code 0, and prints what was seen.",
+    )
+    probe.add_argument("--steps", default="3", metavar="STEPS", help="optimizer steps [3]")
+    probe.add_argument("--json", action="store_true", help="the findings as JSON; the script prints to stderr")
     plan = commands.add_parser("plan", help="say what ddpfix does in this environment; changes nothing")
     plan.add_argument("--all", action="store_true", help="every fix, also those that are not applied, with the reason")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
-    _add_settings(plan)
-    plan.set_defaults(action=_plan)
+    for command in (run, probe, plan):
+        group = command.add_argument_group(
+            "settings", "each is an environment variable and a key in pyproject.toml as well"
+        )
+        for setting in SETTINGS:
+            text = f"{setting.meaning} (default: {setting.default}; {setting.variable})"
+            group.add_argument(f"--{setting.name}", metavar=_values(setting), help=text.replace("%", "%%"))
     explain = commands.add_parser("explain", help="what a fix does, for which problem, evidence, versions and setting")
     text = "the name of a fix as plan prints it (transformers.layerdrop); or a word, for the fixes that mention it"
     explain.add_argument("patch", help=text)
-    explain.set_defaults(action=_explain)
-    doctor.add(commands)
-    _add_demo(commands)
+    text = "what is here, what would stop a training, and what to do"
+    doctor = commands.add_parser("doctor", help=text, description=_DOCTOR)
+    doctor.add_argument("--json", action="store_true", help="print everything as JSON")
+    text = "under a launcher: an all_reduce on all ranks, and what differs between them"
+    doctor.add_argument("--ranks", action="store_true", help=text)
+    text = "--ranks: give up after so long [60]"
+    doctor.add_argument("--limit", type=_seconds, default=60.0, metavar="SECONDS", help=text)
+    text = "--ranks: the backend; nccl if all ranks have GPUs, else gloo"
+    doctor.add_argument("--backend", choices=("gloo", "nccl"), help=text)
+    text = "Trains a tiny random model on two ranks (CPU, no download), unpatched and then under ddpfix."
+    demo = commands.add_parser("demo", help="two real ranks on the CPU: the failure, then the fix", description=text)
+    demo.add_argument("--steps", type=int, default=20, help="optimizer steps under ddpfix [20]")
     report.add(commands)
     parser.commands = commands.choices
     for name, command in commands.choices.items():
-        _add_gone(command, name)
+        for option, key in gone.options(name):
+            # The value of a removed one, if any follows, is read over.
+            now = gone.RENAMED.get(key, "")[len(PREFIX) :].lower()
+            nargs = None if now else "?"
+            command.add_argument(option, nargs=nargs, action=_Gone, key=key, dest=now or key, help=argparse.SUPPRESS)
     return parser
 
 
@@ -109,96 +174,14 @@ def _split(words: List[str]) -> Tuple[List[str], List[str]]:
     return words[:place], words[place:]
 
 
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    run = commands.add_parser(
-        "run",
-        help="run a script, module, code or program under ddpfix",
-        allow_abbrev=False,
-        usage="ddpfix run [options] (script | -m module | -c code | program) [args ...]",
-    )
-    _add_settings(run)
-
-
-def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    demo = commands.add_parser(
-        "demo",
-        help="two real ranks on the CPU: the failure, then the fix",
-        description="Trains a tiny random model on two ranks (CPU, no download), unpatched and then under ddpfix.",
-    )
-    demo.add_argument("--steps", type=int, default=20, help="optimizer steps under ddpfix [20]")
-    demo.set_defaults(action=_demo)
-
-
-def _chosen(options: argparse.Namespace) -> dict[str, str]:
-    return {s.name: getattr(options, s.name) for s in SETTINGS if getattr(options, s.name, None) is not None}
-
-
-def _run(options: argparse.Namespace, command: List[str]) -> int:
-    from ddpfix.cli import run
-
-    if not command or command in (["-m"], ["-c"]):
-        sys.stderr.write("ddpfix: run needs a script, -m module, -c code, or a program\n")
-        return 2
-    return run.become(command, _chosen(options))
-
-
-def _plan(options: argparse.Namespace) -> int:
-    from ddpfix.cli import plan
-
-    plan.show(_chosen(options), as_json=options.json, everything=options.all)
-    return 0
-
-
-def _explain(options: argparse.Namespace) -> int:
-    from ddpfix.cli import explain
-
-    return explain.explain(options.patch)
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from ddpfix.cli.demo import story
-
-    return story.show(options.steps)
-
-
-def _add_probe(commands: Any) -> None:
-    parser = commands.add_parser(
-        "probe",
-        help="run a script on one rank for a few optimizer steps, and say what they show",
-        allow_abbrev=False,
-        usage="ddpfix probe [--steps 3] [--json] [options] (script | -m module | -c code | program) [args ...]",
-        description="Ends the script after some optimizer steps, with exit code 0, and prints what was seen.",
-    )
-    parser.add_argument("--steps", default="3", metavar="STEPS", help="optimizer steps [3]")
-    parser.add_argument("--json", action="store_true", help="the findings as JSON; the script prints to stderr")
-    _add_settings(parser)
-    parser.set_defaults(action=_probe)
-
-
-def _probe(options: argparse.Namespace) -> int:
-    from ddpfix.cli import observe
-
-    if not options.rest or options.rest in (["-m"], ["-c"]):
-        sys.stderr.write("ddpfix: probe needs a script, -m module, -c code, or a program\n")
-        return 2
-    return observe.observe(options.rest, options.steps, options.json, _chosen(options))
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each setting to the parser of a command."""
-    group = parser.add_argument_group("settings", "each is an environment variable and a key in pyproject.toml as well")
-    for setting in SETTINGS:
-        text = f"{setting.meaning} (default: {setting.default}; {setting.variable})"
-        group.add_argument(f"--{setting.name}", metavar=_values(setting), help=text.replace("%", "%%"))
-
-
-def _add_gone(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options that a command had in an earlier release; none is shown."""
-    for option, key in gone.options(command):
-        # The value of a removed one, if any follows, is read over.
-        now = gone.RENAMED.get(key, "")[len(PREFIX) :].lower()
-        nargs = None if now else "?"
-        parser.add_argument(option, nargs=nargs, action=_Gone, key=key, dest=now or key, help=argparse.SUPPRESS)
+def _seconds(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{word!r}: expected seconds from 1 to 86400")
+    return value
 
 
 class _Gone(argparse.Action):

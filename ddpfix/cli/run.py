@@ -128,16 +128,17 @@ def environment(chosen: Mapping[str, str]) -> Dict[str, str]:
     environ["DDPFIX"] = "1"
     for name, value in chosen.items():
         environ[settings.PREFIX + name.upper()] = value
-    if not installed():
+    if not start_files():
         folder = str(Path(__file__).parents[1] / "_site")
         # Without an installed ddpfix.pth (a checkout), our sitecustomize does its work and then imports the user's own.
         environ["PYTHONPATH"] = os.pathsep.join(p for p in (folder, environ.get("PYTHONPATH", "")) if p)
     return environ
 
 
-def installed() -> bool:
-    """Return whether an interpreter started here will read a ddpfix.pth."""
+def start_files() -> List[str]:
+    """Return each ddpfix.pth that an interpreter started here will read."""
     folders = list(site.getsitepackages()) if hasattr(site, "getsitepackages") else []
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
-    return any(os.path.isfile(os.path.join(folder, "ddpfix.pth")) for folder in folders)
+    files = [os.path.join(folder, "ddpfix.pth") for folder in dict.fromkeys(folders)]
+    return [file for file in files if os.path.isfile(file)]

@@ -24,18 +24,27 @@ def of(content: bytes) -> Optional[Tuple[Matrix, str]]:
         if own.decode("ascii") != digest(text):
             return None
         whole = json.loads(text.partition(b"\n")[2])
-        rows = Rows({patch["id"]: patch.pop("rows") for patch in whole["patches"]})
-        patches = [Patch(**{**_tuples(patch), "examined": _tuples(patch["examined"])}) for patch in whole["patches"]]
-        marks = {toolkit: tuple(Mark(**_tuples(mark)) for mark in plain) for toolkit, plain in whole["marks"].items()}
-        order = tuple(whole["order"])
-        places = tuple(Target(**_tuples(target)) for target in whole["gate"]["places"])
-        gate = Gate(places, whole["gate"]["passed"])
-        by_id = {patch.id: patch for patch in patches}
-        parts = (whole["version_files"], marks, order, gate, whole["newest"])
-        known = {"code": _tuples(whole["code"]), "parameters": whole["parameters"]}
-        return Matrix(whole["toolkits"], by_id, rows, *parts, **known), whole["digest"]
+        return made(whole), whole["digest"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def made(whole: Dict[str, Any]) -> Matrix:
+    """Return the matrix that the data stand for."""
+    rows = Rows({patch["id"]: patch.pop("rows") for patch in whole["patches"]})
+    patches = [Patch(**{**_tuples(patch), "examined": _tuples(patch["examined"])}) for patch in whole["patches"]]
+    return Matrix(
+        whole["toolkits"],
+        {patch.id: patch for patch in patches},
+        rows,
+        whole["version_files"],
+        {toolkit: tuple(Mark(**_tuples(mark)) for mark in plain) for toolkit, plain in whole["marks"].items()},
+        tuple(whole["order"]),
+        Gate(tuple(Target(**target) for target in whole["gate"]["places"]), whole["gate"]["passed"]),
+        whole["newest"],
+        _tuples(whole["code"]),
+        whole["parameters"],
+    )
 
 
 def digest(content: bytes) -> str:
@@ -71,17 +80,9 @@ class Rows(Sequence[Row]):
 
 
 def _made(patch: str, plain: Dict[str, Any]) -> Row:
-    return Row(
-        patch=patch,
-        versions=Range(*plain["versions"]),
-        status=plain["status"],
-        targets=tuple(Target(**_tuples(target)) for target in plain["targets"]),
-        tested=tuple(map(parsed, plain["tested"])),
-        why=plain["why"],
-        line=plain["line"],
-        rests_on=_tuple(plain["rests_on"]),
-        also=_tuple(plain["also"]),
-    )
+    targets = tuple(Target(**_tuples(target)) for target in plain["targets"])
+    tested, versions = tuple(map(parsed, plain["tested"])), Range(*plain["versions"])
+    return Row(**{**_tuples(plain), "patch": patch, "versions": versions, "targets": targets, "tested": tested})
 
 
 def _tuples(plain: Dict[str, Any]) -> Dict[str, Any]:

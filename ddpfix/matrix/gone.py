@@ -45,6 +45,7 @@ GONE: Dict[str, str] = {
     "torch.unsent": "all buckets are sent: it saved 15 % of a step on networks of 200 MB/s, and nothing on others",
     "torch.aligned": "DDP's bucket_cap_mb is the size of its buckets",
     "ddpfix.traffic": "it counted buckets that were not sent, and all are sent now",
+    "ddpfix.probe": "python -m ddpfix probe train.py observes the steps of a script, and needs no change of it",
     "wenet.failures": "torch.failures says on every rank which rank failed first, and with which error",
     "ddpfix top": "python -m ddpfix report DIR makes a page of a job that runs, too",
     "ddpfix report --tensorboard": "python -m ddpfix report DIR --json FILE has the same numbers",

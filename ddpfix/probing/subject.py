@@ -12,8 +12,7 @@ import torch
 
 from ddpfix.layerdrop import cover
 from ddpfix.models import graph, internals, wrap_hooks
-from ddpfix.probing.advice import advise
-from ddpfix.probing.result import Checkpoint, Result, Skipping
+from ddpfix.probing.result import Result
 from ddpfix.rules import unused
 from ddpfix.rules.names import collapsed
 from ddpfix.rules.unused import Seen
@@ -123,26 +122,30 @@ class Subject:
 
     def result(self) -> Result:
         """Return the observations so far, with the advice."""
-        frozen = sum(1 for _, parameter in self.parameters if not parameter.requires_grad)
-        found = Result(type(self.model).__name__, trainable=len(self.parameters) - frozen, frozen=frozen)
-        found.steps, found.passes = self.steps, self.passes
-        found.always = [name for name, _ in self.parameters if self.without[name] == self.passes > 0]
-        missing = {name: self.without[name] for name, _ in self.parameters if 0 < self.without[name] < self.passes}
-        found.sometimes = missing
-        found.outside = [name for name in (*found.always, *missing) if self._behind[name]]
-        self._explain(found, {**dict.fromkeys(found.always, self.passes), **missing})
+        wrapper, reentrant = self.wrapper, any(self._checkpointed.values())
+        found = Result(type(self.model).__name__, self.steps, self.passes, under="not under DDP")
+        found.trainable = len(self.trained())
+        found.frozen = len(self.parameters) - found.trainable
+        if wrapper is not None:
+            static = ", static_graph=True" if getattr(wrapper, "static_graph", False) else ""
+            found.under = f"under DDP with find_unused_parameters={wrapper.find_unused_parameters}{static}"
+        missing = {name: self.without[name] for name, _ in self.parameters if self.without[name]}
+        found.always = [name for name, count in missing.items() if count == self.passes]
+        found.sometimes = {name: count for name, count in missing.items() if count < self.passes}
+        found.outside = [name for name in (*found.always, *found.sometimes) if self._behind[name]]
+        self._explain(found, {**dict.fromkeys(found.always, self.passes), **found.sometimes})
         found.skips = [
-            Skipping(name, type(module).__name__, float(rate)) for name, module, rate in cover.active(self.model)
+            {"name": name, "kind": type(module).__name__, "rate": float(rate)}
+            for name, module, rate in cover.active(self.model)
         ]
         found.reasons = wrap_hooks.reasons(self.model)
         found.checkpointing = [
-            Checkpoint(self.modules.get(module, ""), type(module).__name__, reentrant)
-            for module, reentrant in self._checkpointed.items()
+            {"name": self.modules.get(module, ""), "kind": type(module).__name__, "reentrant": is_reentrant}
+            for module, is_reentrant in self._checkpointed.items()
         ]
-        reentrant = any(self._checkpointed.values())
         found.hidden = [name for name, _ in self.parameters if reentrant and name in self._hidden]
         found.twice = [name for name, _ in self.parameters if reentrant and name in self._twice]
-        advise(found, self.trained())
+        found.advise(self.trained())
         return found
 
     def trained(self) -> List[str]:

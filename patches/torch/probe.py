@@ -16,9 +16,10 @@ import multiprocessing
 import os
 import stat
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import torch
 
@@ -26,23 +27,22 @@ from ddpfix import log
 from ddpfix.monitor import last_words
 from ddpfix.monitor.watch import MainThread
 from ddpfix.patching.site import Site
-from ddpfix.probing.advice import FLAG
 from ddpfix.probing.program import Program
-from ddpfix.probing.result import Result, of_program
+from ddpfix.probing.result import FLAG, Result
 from ddpfix.probing.subject import Subject
 
 from ..common import bypass, lines
 
 # The number of steps, and the file for the command that has started this program: set by the command line alone.
 VARIABLE = "_DDPFIX_PROBE"
-_STEPS = 3
 
 
 def stage(site: Site, module: ModuleType, owner: Any) -> None:
     plan = json.loads(os.environ.get(VARIABLE) or "{}")
-    run = Run(int(plan.get("steps", _STEPS)), Path(plan["file"]) if plan.get("file") else None)
-    run.start()
-    site.at_undo(run.stop)
+    if plan:
+        run = Run(plan["steps"], Path(plan["file"]))
+        run.start()
+        site.at_undo(run.stop)
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
@@ -61,9 +61,9 @@ def _group(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Run:
-    """One process under the probe; without a file for JSON, the findings go to stderr as text."""
+    """One process under the probe, which leaves its findings in a file for the command."""
 
-    def __init__(self, steps: int, file: Optional[Path]) -> None:
+    def __init__(self, steps: int, file: Path) -> None:
         self._wanted, self._file = steps, file
         self._process = os.getpid()
         self._main = MainThread()
@@ -84,55 +84,57 @@ class Run:
         atexit.unregister(self._ended)
 
     def _called_past(self, subject: Subject, module: Any, frame: FrameType) -> None:
-        where = bypass.line(bypass.program(frame))
-        self._past[_named(type(subject.model).__name__, subject.modules.get(module, ""), where)] = None
+        """Note a call past the wrapper: of which class, which part of it, and where it stands."""
+        part, kind = subject.modules.get(module, ""), type(subject.model).__name__
+        called = f"{part} of a {kind}" if part else f"a {kind}"
+        advice = "Call the wrapped model" + ("" if part else " (DDPFIX_BYPASS=route does it for you)")
+        where = (
+            f"{bypass.line(bypass.program(frame))} calls {called} past its DistributedDataParallel wrapper in training"
+        )
+        self._past[f"{where}: its gradients are not averaged. {advice}"] = None
 
     def _finish(self) -> None:
+        """The last step has been made: end this process with exit code 0, without the program's own handlers."""
         if os.getpid() != self._process:
             return
         try:
             self._write(True)
         except Exception as error:
             log.error(f"the probe could not write what it found: {error!r}")
-        leave()
+        for child in multiprocessing.active_children():
+            if child.daemon:
+                child.terminate()
+        for stream in (sys.stdout, sys.stderr, *_open_files()):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(0)
 
     def _ended(self) -> None:
         """The program has ended by itself."""
-        if os.getpid() != self._process:
-            return
-        with contextlib.suppress(Exception):
-            self._write(False)
-
-    def found(self, complete: bool) -> Dict[str, Any]:
-        """Return all of it as plain data."""
-        program = self._program
-        notes = [] if program.calls.failure is None else [f"nothing was observed from {program.calls.failure!r} on"]
-        done = program.steps
-        steps = f"{done} optimizer step{'' if done == 1 else 's'}"
-        return {
-            "complete": complete,
-            "end": f"ended after {steps}" if complete else self._end(),
-            "steps": done,
-            "past": list(self._past),
-            "said": self._said.lines,
-            "notes": notes,
-            "models": [_with_line(result).as_dict() for result in program.results()],
-        }
-
-    def _end(self) -> str:
-        """Return how far the program has come that ended by itself, and with which error."""
-        error, so_far = self._main.uncaught(), f"after {self._program.steps} of {self._wanted} optimizer steps"
-        if error is None:
-            return f"the program ended by itself {so_far}"
-        return f"the program failed {so_far}: {last_words.words(error)}"
+        if os.getpid() == self._process:
+            with contextlib.suppress(Exception):
+                self._write(False)
 
     def _write(self, complete: bool) -> None:
         if not log.first_rank():
             return
-        found = self.found(complete)
-        if self._file is None:
-            sys.stderr.write("\n".join(of_program(found)) + "\n")
-        elif complete or _steps_in(self._file) <= found["steps"]:
+        program, error = self._program, None if complete else self._main.uncaught()
+        done, so_far = program.steps, f"after {program.steps} of {self._wanted} optimizer steps"
+        end = f"the program ended by itself {so_far}"
+        if complete:
+            end = f"ended after {done} optimizer step{'' if done == 1 else 's'}"
+        elif error is not None:
+            end = f"the program failed {so_far}: {last_words.words(error)}"
+        if complete or _steps_in(self._file) <= done:
+            found = {
+                "complete": complete,
+                "end": end,
+                "steps": done,
+                "past": list(self._past),
+                "said": self._said.lines,
+                "notes": [f"nothing was observed from {program.failure!r} on"] if program.failure is not None else [],
+                "models": [asdict(_with_line(result)) for result in program.results()],
+            }
             part = self._file.with_name(f"{self._file.name}.{os.getpid()}")
             part.write_text(json.dumps(found), encoding="utf-8")
             part.replace(self._file)
@@ -168,17 +170,6 @@ class _Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def leave() -> None:
-    """End this process with exit code 0. Files are flushed; the program's own handlers do not run."""
-    for child in multiprocessing.active_children():
-        if child.daemon:
-            child.terminate()
-    for stream in (sys.stdout, sys.stderr, *_open_files()):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(0)
-
-
 def _open_files() -> List[Any]:
     """Return the program's own files on disk, text first; a full pipe would block."""
     found = [each for each in gc.get_objects() if issubclass(type(each), (io.TextIOWrapper, io.BufferedWriter))]
@@ -190,12 +181,3 @@ def _is_on_disk(file: Any) -> bool:
         return not file.closed and file.writable() and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
     except (OSError, ValueError, AttributeError):
         return False
-
-
-def _named(kind: str, part: str, where: str) -> str:
-    """Describe a call past the wrapper: of which class, which part of it, and where it stands."""
-    called = f"{part} of a {kind}" if part else f"a {kind}"
-    return (
-        f"{where} calls {called} past its DistributedDataParallel wrapper in training: its gradients are not averaged."
-        " Call the wrapped model" + ("" if part else " (DDPFIX_BYPASS=route does it for you)")
-    )

@@ -12,8 +12,10 @@ import torch
 
 from ddpfix.matrix import compiled, loader
 from ddpfix.matrix.compiling import write
+from ddpfix.matrix.compiling.reader import Reader
 from tests.releases.hashes import noted_here
 from tests.support import ranks
+from tests.support.compiled import YAML
 
 PROGRAM = Path(__file__).with_name("untested.py")
 HEAD = " fixes are left out; pip install "
@@ -42,8 +44,8 @@ def as_newest(folder: Path, toolkit: str) -> None:
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ranks.ROOT / "ddpfix", folder / "ddpfix", ignore=ignored)
     (folder / "patches").symlink_to(ranks.ROOT / "patches")
-    whole = loader.load()
-    text = write.dump(noted_here(whole, toolkit), b"")
+    here, plain = noted_here(loader.load(), toolkit), Reader(YAML).plain()
+    text = write.sealed({**plain, "code": here.code, "parameters": here.parameters}, b"")
     (folder / "ddpfix" / compiled.NAME).write_text(text, encoding="utf-8")
 
 

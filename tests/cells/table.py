@@ -29,7 +29,6 @@ TOOLS = (
     "wrapt",
     "packaging",
     "rich",
-    "psutil",
     "tomli",
     "importlib-metadata",
     "setuptools",

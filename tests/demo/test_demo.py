@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddpfix import __version__
-from ddpfix.cli.demo import story, verdict
+from ddpfix.cli.demo import story
+from ddpfix.cli.demo.job import UNFINISHED
 from tests.demo import support
 
 WHOLE = pytest.mark.sampled(inside=False)
@@ -20,13 +21,13 @@ def test_the_unpatched_toolkit_fails_and_ddpfix_trains(tmp_path: Path) -> None:
     done = support.demo(tmp_path, DDPFIX="0")
     assert done.returncode == 0, done.stdout
     unpatched, patched = done.stdout.split("2. The same under ddpfix")
-    assert f"RuntimeError: {verdict.UNFINISHED}" in unpatched
+    assert f"RuntimeError: {UNFINISHED}" in unpatched
     assert re.search(r"Failed in step \d+, rank [01]:", unpatched)
-    assert verdict.UNFINISHED not in patched
+    assert UNFINISHED not in patched
     assert f"\nddpfix {__version__}: " in patched and "find_unused_parameters=True" in patched
     assert len(re.findall(r"^│ +\d+ │.*│ same +│", patched, re.MULTILINE)) == 20
     assert "DIFFERENT" not in patched
-    assert "in the last five" in patched and "identical on all ranks" in patched
+    assert "in the last ones" in patched and "identical on all ranks" in patched
     for way in ("import ddpfix.auto", "python -m ddpfix run train.py", "DDPFIX=1 bash"):
         assert way in patched
     # What libraries and the launcher print stays out of sight.
@@ -56,5 +57,5 @@ def test_without_the_cure_it_fails_and_shows_why(
     assert "----- rank 1" in output
     # torchrun's summary has the traceback, which is longer than what is shown of its end.
     told = re.search(r"error_file: .*error\.json", output) is not None
-    assert (told and f"RuntimeError: {verdict.UNFINISHED}" in output) is (unused == "off")
+    assert (told and f"RuntimeError: {UNFINISHED}" in output) is (unused == "off")
     assert "DIFFERENT" in output

@@ -9,15 +9,15 @@ from typing import Any, Dict, List, Optional
 
 import pytest
 
-from ddpfix.cli.demo import story, verdict
-from ddpfix.cli.demo.ranks import Job
+from ddpfix.cli.demo import story
+from ddpfix.cli.demo.job import UNFINISHED, Job
 
 LAYERS = ["0", "1", "2"]
 PLAIN = f"""some warning
 Traceback (most recent call last):
   File "train.py", line 1, in <module>
     main()
-RuntimeError: {verdict.UNFINISHED} before starting a new one.
+RuntimeError: {UNFINISHED} before starting a new one.
 Parameter indices which did not receive grad for rank 0: 1 2
 """
 
@@ -51,8 +51,7 @@ def printed(job: Job, rank: int, text: str) -> None:
 def test_a_good_run_passes(job: Job) -> None:
     record(job, 0)
     record(job, 1)
-    assert verdict.complaints(job) == []
-    assert job.running_step() == 20
+    assert job.complaints() == []
 
 
 @pytest.mark.parametrize(
@@ -67,30 +66,26 @@ def test_a_good_run_passes(job: Job) -> None:
 def test_what_is_wrong_is_said(job: Job, change: Dict[int, Dict[str, Any]], identical: bool, complaint: str) -> None:
     record(job, 0)
     record(job, 1, change, identical)
-    assert complaint in " ".join(verdict.complaints(job))
+    assert complaint in " ".join(job.complaints())
 
 
 def test_a_run_without_any_skip_shows_nothing(job: Job) -> None:
     for rank in range(2):
         record(job, rank, {step: {"skipped": []} for step in range(1, 21)})
-    assert verdict.complaints(job) == ["no layer was ever skipped, so nothing was shown"]
+    assert job.complaints() == ["no layer was ever skipped, so nothing was shown"]
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank0]: "])
 def test_the_error_is_the_last_exception_with_its_whole_message(job: Job, prefix: str) -> None:
     printed(job, 0, "".join(prefix + line + "\n" for line in PLAIN.splitlines()))
-    job.code = 1
-    failure = verdict.failure(job)
-    assert failure is not None and failure.rank == 0
-    assert failure.text.splitlines()[0] == f"RuntimeError: {verdict.UNFINISHED} before starting a new one."
-    assert failure.text.splitlines()[1].startswith("Parameter indices")
+    first, second = job.error(0).splitlines()
+    assert first == f"RuntimeError: {UNFINISHED} before starting a new one." and second.startswith("Parameter indices")
 
 
 def test_another_error_is_not_the_failure(job: Job) -> None:
-    printed(job, 1, PLAIN.replace(verdict.UNFINISHED, "No space left on device"))
+    printed(job, 1, PLAIN.replace(UNFINISHED, "No space left on device"))
     job.code = 1
-    assert verdict.failure(job) is None
-    assert verdict.first_error(job) == "rank 1: RuntimeError: No space left on device before starting a new one."
+    assert job.first_error() == "rank 1: RuntimeError: No space left on device before starting a new one."
 
 
 def test_layers_are_shown_side_by_side() -> None:

@@ -53,7 +53,6 @@ def test_the_metadata(wheel: Path) -> None:
         "torch",
         "wrapt",
         "packaging",
-        "psutil",
         "rich",
         "tomli",
         "importlib-metadata",
@@ -185,27 +184,6 @@ def after_uninstall(place: Place) -> None:
         done = place.run("-c", code, DDPFIX="1")
         assert (done.returncode, done.stderr) == (0, "")
     assert not (place.bin / "ddpfix").exists()
-
-
-def test_the_doctor_finds_nothing_wrong_after_the_installation_of_the_readme(installed: Place, tmp_path: Path) -> None:
-    """``pip install .`` in a clone, and a command in that clone, which runs the clone's own code."""
-    clone = tmp_path / "clone"
-    clone.mkdir()
-    for name in ("ddpfix", "patches"):
-        shutil.copytree(ROOT / name, clone / name)
-    shutil.copy(ROOT / "compat_matrix.yaml", clone / "compat_matrix.yaml")
-
-    def found() -> List[str]:
-        words = [installed.python, "-m", "ddpfix", "doctor", "--json"]
-        report = json.loads(support.start(words, cwd=clone).stdout)
-        assert report["activation"]["imported_from"].endswith("clone/ddpfix")
-        return [each["text"] for each in report["findings"] if each["about"] == "activation"]
-
-    assert found() == []
-    with (clone / "patches" / "torch" / "probe.py").open("a", encoding="utf-8") as file:
-        file.write("# an edit that is not installed\n")
-    (text,) = found()
-    assert "the code differs" in text
 
 
 # Editable installs by pip and by uv: the code of the checkout runs, and uninstalling takes everything away.

@@ -83,7 +83,7 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
 @REST
 def test_a_module_or_code_is_run_as_well(tmp_path: Path) -> None:
     code, data = found(tmp_path, "--steps", "2", "-m", "tests.probing.script", "gloo")
-    assert code == 0 and data["complete"] and data["models"][0]["model"] == "Net"
+    assert code == 0 and data["complete"] and data["models"][0]["model"] == "Net" and data["past"] == []
     code, text = run(tmp_path, "-c", "import sys; sys.exit(7)")
     assert code == 7 and "exit code 7 before it imported torch" in text
     code, text = run(tmp_path, "-c", "import os; os.kill(os.getpid(), 15)")

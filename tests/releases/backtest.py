@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 from packaging.version import Version
 
 from ddpfix.cli import plan
-from ddpfix.matrix.compiling.rows import CURED
+from ddpfix.matrix.compiling.reader import CURED
 from ddpfix.matrix.model import Matrix, Patch, Row
 from ddpfix.matrix.resolve import is_same_major
 from ddpfix.patching import unchanged

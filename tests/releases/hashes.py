@@ -16,9 +16,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, Optional, Set, Tupl
 
 from packaging.version import Version
 
-from ddpfix.matrix.compiling import nodes
-from ddpfix.matrix.compiling.rows import CURED
-from ddpfix.matrix.compiling.toolkits import read_toolkits
+from ddpfix.matrix.compiling.reader import CURED, Reader
 from ddpfix.matrix.model import Matrix, Row
 from ddpfix.patching import source_hash, unchanged
 from tests.releases.code import Code, Tree, Unreadable, of_folder
@@ -34,8 +32,9 @@ def _top(place: str) -> str:
 @lru_cache(maxsize=None)
 def wrapped() -> Set[str]:
     """The functions that fixes only wrap, as the matrix declares them."""
-    toolkits: nodes.Node = nodes.root(YAML).mapping(optional=None)["toolkits"]
-    return read_toolkits(toolkits).wrapped
+    reader = Reader(YAML)
+    reader.plain()
+    return reader.wrapped
 
 
 def relied_on(matrix: Matrix, row: Row, package: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What DDP itself finds of a model's parameters, in plain torch on real ranks; what :func:`ddpfix.probe` is held to.
+"""What DDP itself finds of a model's parameters, in plain torch on real ranks; what the probe is held to.
 
 All ranks have the same weights, batches and random numbers, so that a parameter that is not used on one of them is used
 on none: DDP with the flag leaves its gradient None, and DDP without it names it in its error.
@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Sequence
 
 import numpy
 import torch
 from torch.nn.parallel import DistributedDataParallel
+
+from ddpfix.probing.program import Program
+from ddpfix.probing.result import Result
 
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+?)(?:\.\.\.)?\n? ?(?:In addition|$)")
 # Parameters that it names.
@@ -78,13 +82,27 @@ def by_the_error(subject: Subject) -> List[str]:
     return []
 
 
-def by_the_probe(subject: Subject, steps: int) -> Any:
-    """What the probe finds of the same steps."""
-    import ddpfix
+def observed(model: Any, batches: Iterable[Any], loss: Callable[[Any, Any], Any]) -> Result:
+    """What the probe finds of a loop over some batches, without DDP and without an optimizer that changes anything."""
+    program = Program(sys.maxsize, lambda *given: None, lambda: None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    program.start()
+    try:
+        for batch in batches:
+            optimizer.zero_grad()
+            loss(called(model, batch), batch).backward()
+            optimizer.step()
+    finally:
+        program.stop()
+    assert program.failure is None, program.failure
+    (found,) = program.results()
+    return found
 
+
+def by_the_probe(subject: Subject, steps: int) -> Result:
     model = subject.build()
     seeded()
-    return ddpfix.probe(model, iter(subject.batches), subject.loss, steps=steps)
+    return observed(model, subject.batches[:steps], subject.loss)
 
 
 def compared(subject: Subject) -> Dict[str, Any]:
@@ -104,6 +122,6 @@ def compared(subject: Subject) -> Dict[str, Any]:
         "reached": sorted(set(first.always) - set(first.outside)),
         "setting": found.setting,
         "unused": found.unused,
-        "skips": [[skip.kind, skip.rate] for skip in found.skips],
+        "skips": [[skip["kind"], skip["rate"]] for skip in found.skips],
         "parameters": found.trainable,
     }

@@ -27,7 +27,7 @@ def environment(more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
     from ddpfix.cli import run
 
     environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
-    folders = [str(ROOT)] if run.installed() else [str(ROOT / "ddpfix" / "_site"), str(ROOT)]
+    folders = [str(ROOT)] if run.start_files() else [str(ROOT / "ddpfix" / "_site"), str(ROOT)]
     environ["PYTHONPATH"] = os.pathsep.join(folders)
     environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
     environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")

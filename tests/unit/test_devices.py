@@ -21,7 +21,7 @@ NAME_CUDA: Dict[str, str] = {
     "ddpfix.layerdrop.numbers": "names of methods and attributes in the source of a model",
     "ddpfix.matrix.gone": "the name of a setting, after a toolkit's",
     "ddpfix.cli.doctor.ranks": "ranks that have NVIDIA's GPUs, over NCCL, and the version that torch was built for",
-    "ddpfix.cli.doctor.versions": "the versions that torch was built for",
+    "ddpfix.cli.doctor.examination": "the versions that torch was built for",
     "ddpfix.patches.funasr.cpu": "FunASR's trainers call torch.cuda, which is replaced there",
     "ddpfix.patches.funasr.flag": "the default of a setting of FunASR",
     "ddpfix.patches.funasr.precision": "torch's gradient scaler, where a release has no other name for it",
@@ -67,8 +67,6 @@ class Vendor:
             "memory_allocated": 4,
             "get_device_properties": SimpleNamespace(total_memory=9),
             "current_stream": "a stream",
-            "get_rng_state_all": ["a state"],
-            "set_rng_state_all": None,
         }
         for name, value in functions.items():
             if name not in without:
@@ -120,12 +118,6 @@ def test_what_is_in_use_and_what_is_captured(vendor: Vendor, monkeypatch: pytest
     assert "npu" in devices.in_use() and devices.is_capturing()
     monkeypatch.setattr(vendor, "is_initialized", lambda: False)
     assert "npu" not in devices.in_use() and not devices.is_capturing()
-
-
-def test_random_states_are_given_back(vendor: Vendor) -> None:
-    for restore in devices.random_states():
-        restore()
-    assert ("set_rng_state_all", ["a state"]) in vendor.asked
 
 
 def test_the_functions_of_mps_take_no_device(monkeypatch: pytest.MonkeyPatch) -> None:

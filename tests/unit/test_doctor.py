@@ -6,16 +6,19 @@ import argparse
 import getpass
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
 import ddpfix
-from ddpfix.cli.doctor import activation, choices, command, examination, limits, private, ranks, screen
-from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Problem, in_order
+from ddpfix.cli import main
+from ddpfix.cli.doctor import examination, ranks, screen
+from ddpfix.cli.doctor.examination import BLOCKS, WARNING, Problem
 from ddpfix.matrix import loader
 from tests.support import ranks as processes
 
@@ -32,7 +35,7 @@ def doctor(folder: Path, *words: str, **more: str) -> Tuple[int, str, str]:
 
 def shown(capsys: pytest.CaptureFixture[str], as_json: bool = False) -> Tuple[int, str, str]:
     """The same in this process."""
-    code = command.show(argparse.Namespace(ranks=False, json=as_json))
+    code = screen.show(as_json)
     return (code, *capsys.readouterr())
 
 
@@ -84,7 +87,7 @@ def test_no_secret_and_no_name_is_in_the_output(
     ],
 )
 def test_a_path_has_no_home_and_no_user(words: str, expected: str) -> None:
-    assert private.text(words, "/home/ada", "ada") == expected
+    assert examination.private(words, "/home/ada", "ada") == expected
 
 
 def test_a_machine_without_users(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,10 +95,8 @@ def test_a_machine_without_users(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError("getpwuid(): uid not found")
 
     monkeypatch.setattr(getpass, "getuser", nobody)
-    monkeypatch.setattr(Path, "home", classmethod(lambda cls: nobody()))
-    assert private.text("/srv/x") == "/srv/x"
-    monkeypatch.setattr(Path, "home", classmethod(lambda cls: Path("/")))
-    assert private.text("/srv/x") == "/srv/x"
+    for home in ("", "/", "~"):
+        assert examination.private("/srv/x", home) == "/srv/x"
 
 
 # All ranks, without ranks.
@@ -173,7 +174,7 @@ def test_under_ddpfix_the_states_are_those_of_this_process(tmp_path: Path) -> No
 @pytest.mark.parametrize("word", ["0", "-1", "nan", "soon", "1e9"])
 def test_a_limit_that_is_none(word: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected seconds from 1 to 86400"):
-        command._seconds(word)
+        main._seconds(word)
 
 
 def test_ranks_without_a_launcher(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_a_part_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) ->
     def fails(*words: Any) -> Any:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr(limits, "look", fails)
+    monkeypatch.setattr(examination, "limits", fails)
     report = examination.make()
     assert report["limits"] == {"error": "RuntimeError: no such thing"} and report["network"]["interfaces"]
     assert [each["about"] for each in report["findings"]].count("limits") == 1
@@ -194,22 +195,17 @@ def test_a_part_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) ->
     Console(file=open(os.devnull, "w"), width=140).print(screen.whole(report))  # noqa: SIM115
 
 
-def test_what_stops_a_training_comes_first() -> None:
-    slow, stops = Problem(WARNING, "x", "slow", ""), Problem(BLOCKS, "x", "stops", "")
-    assert in_order([slow, stops]) == [stops, slow]
-
-
 def test_settings_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     whole = loader.load()
     environ = {"DDPFIX_UNUSED": "never", "DDPFIX_SEED": "7", "DDPFIX_TORCH_FLAG": "0", "DDPFIX_XYZZY": "1"}
-    values, errors = choices.read(whole, environ)
+    values, errors = examination.read_settings(whole, environ)
     assert (values["unused"], values["seed"], values.switched("torch.flag")) == ("auto", "7", "0")
     assert len(errors) == 2 and "expected auto, find" in errors[0] and "DDPFIX_XYZZY is not a setting" in errors[1]
     (tmp_path / "pyproject.toml").write_text('[tool.ddpfix]\nunused = "yes"\n')
-    values, errors = choices.read(whole, {"DDPFIX_SEED": "7"})
+    values, errors = examination.read_settings(whole, {"DDPFIX_SEED": "7"})
     assert values["seed"] == "7" and len(errors) == 1 and "pyproject.toml" in errors[0]
-    section, findings = choices.look_at_settings(whole, values, errors)
+    section, findings = examination.settings_in_force(values, errors)
     assert section["values"]["seed"] == {"value": "7", "from": "DDPFIX_SEED"}
     assert about(findings, "pyproject.toml") == [BLOCKS]
 
@@ -217,34 +213,61 @@ def test_settings_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 # How it is switched on.
 
 
-def test_a_start_file_is_intact(tmp_path: Path) -> None:
-    ours = (ROOT / "ddpfix" / "ddpfix.pth").read_bytes()
-    assert activation.is_intact(ours, tmp_path / "ddpfix.pth", ROOT / "ddpfix")
-    assert not activation.is_intact(ours[:-3], tmp_path / "ddpfix.pth", ROOT / "ddpfix")
-    # A wheel has no copy of it in the package; its installer recorded the digest.
-    package = tmp_path / "ddpfix"
-    record = tmp_path / "ddpfix-0.1.0.dist-info" / "RECORD"
-    record.parent.mkdir()
-    record.write_text("ddpfix.pth,sha256=LPJNul-wow4m6DsqxbninhsWHlwfp0JecwQzYpOLmCQ,5\n")
-    assert activation.is_intact(b"hello", tmp_path / "ddpfix.pth", package)
-    assert not activation.is_intact(b"hallo", tmp_path / "ddpfix.pth", package)
-
-
-def test_another_ddpfix_than_that_of_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "ddpfix").mkdir()
-    (tmp_path / "ddpfix" / "__init__.py").write_text("")
-    (tmp_path / "ddpfix.pth").write_text("import os")
-    monkeypatch.setattr(activation, "site_packages", lambda: [tmp_path])
-    section, findings = activation.look()
-    assert about(findings, "this command runs ddpfix from", "training scripts import") == [WARNING]
-    assert about(findings, "ddpfix.pth was changed after the installation") == [WARNING]
-    assert section["start_files"][0]["intact"] is False
-
-
 def test_it_is_on_and_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDPFIX", "1")
-    monkeypatch.setattr(activation, "_waits", lambda: False)
+    monkeypatch.setattr(examination, "_waits", lambda: False)
     ddpfix.deactivate()
-    assert about(activation.look()[1], "DDPFIX is on, but ddpfix is not active") == [WARNING]
+    assert about(examination.activation()[1], "DDPFIX is on, but ddpfix is not active") == [WARNING]
     monkeypatch.setenv("DDPFIX", "0")
-    assert activation.look()[1] == []
+    assert examination.activation()[1] == []
+
+
+# The machine.
+
+
+@pytest.mark.parametrize(
+    ("backend", "environ", "words", "levels"),
+    [
+        ("gloo", {"GLOO_SOCKET_IFNAME": "eth7"}, ["GLOO_SOCKET_IFNAME names no interface"], [BLOCKS]),
+        ("nccl", {"GLOO_SOCKET_IFNAME": "eth0,eth7"}, ["GLOO_SOCKET_IFNAME names no interface"], [WARNING]),
+        ("gloo", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, ["gloo would use the loopback"], [BLOCKS]),
+        ("gloo", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "eth0"}, ["loopback"], []),
+        ("nccl", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, ["gloo would use the loopback"], [WARNING]),
+        ("gloo", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, ["would use the loopback"], []),
+    ],
+)
+def test_interfaces_that_ranks_cannot_meet_over(
+    backend: str, environ: Dict[str, str], words: List[str], levels: List[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["lo", "eth0", *(f"veth{number}" for number in range(1000))]
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(names)))
+    monkeypatch.setattr(examination, "own_address", lambda name: "127.0.1.1")
+    section, findings = examination.network(backend, environ)
+    assert about(findings, *words) == levels
+    assert section["interfaces"] == names[:24]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [(["127.0.0.1"], "127.0.0.1"), (["203.0.113.9", "127.0.0.1"], "127.0.0.1"), (["203.0.113.9"], None), ([], None)],
+)
+def test_the_address_that_gloo_binds(
+    addresses: List[str], expected: Optional[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **more: found)
+    assert examination.own_address("host") == expected
+
+
+@pytest.mark.parametrize(("total", "levels"), [(64, [WARNING]), (16384, [])])
+def test_shared_memory_of_a_container(total: int, levels: List[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")._replace(total=total << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda where: usage)
+    section, findings = examination.limits(None, files=65536)
+    assert section["shared_memory_mib"] == total and about(findings, "/dev/shm has", "MiB") == levels
+
+
+@pytest.mark.parametrize(("files", "levels"), [(1024, [WARNING]), (4096, []), (-1, [])])
+def test_open_files(files: int, levels: List[str]) -> None:
+    section, findings = examination.limits(None, "/nowhere", files)
+    assert about(findings, "a process may open") == levels and section["open_files"] == files

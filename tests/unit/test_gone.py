@@ -12,7 +12,7 @@ import pytest
 
 import ddpfix
 from ddpfix.cli import main as cli
-from ddpfix.cli.doctor import choices
+from ddpfix.cli.doctor import examination
 from ddpfix.matrix import gone, loader, settings
 from tests.support import readme
 
@@ -175,8 +175,8 @@ def test_plan_and_doctor_show_the_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert cli.main(["plan"]) == 0
     assert _line("DDPFIX_EXAMPLE") in capsys.readouterr().out
     whole = loader.load()
-    values, errors = choices.read(whole)
-    _, (finding,) = choices.look_at_settings(whole, values, errors)
+    values, errors = examination.read_settings(whole)
+    _, (finding,) = examination.settings_in_force(values, errors)
     assert errors == [] and finding.level == "warning" and finding.cure == KINDS["DDPFIX_EXAMPLE"]
 
 

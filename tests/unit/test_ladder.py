@@ -17,7 +17,7 @@ ALLOWED: Dict[str, Set[str]] = {
     "ddpfix/monitor/hang.py": {"os._exit"},
     # Commands: their own processes, and those that they have started.
     "ddpfix/__main__.py": {"sys.exit"},
-    "ddpfix/cli/demo/ranks.py": {"os.kill"},
+    "ddpfix/cli/demo/job.py": {"os.kill"},
     # Signal 0 asks whether a process is there.
     "ddpfix/cli/report/logged.py": {"os.kill"},
     "patches/fastnlp/cause.py": {"os.kill"},

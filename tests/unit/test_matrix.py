@@ -237,18 +237,6 @@ BAD = {
     "when without setting": ("    setting: unused\n", "", "when", "needs a setting"),
     "patch id without dot": ("  torch.flag:\n", "  torch_flag:\n", "  torch_flag", "'toolkit.fix'"),
     "unknown place": ("- forward\n", "- backward\n", "- backward", "no place of torch; expected forward, a target"),
-    "a place that no row names": (
-        "      forward: {at",
-        '      more: "torch.nn:Module.half"\n      forward: {at',
-        "      more",
-        "no row of torch refers to the place 'more'",
-    ),
-    "a place with an odd name": (
-        "      forward: {at",
-        "      for-ward: {at",
-        "      for-ward",
-        "not the name of a place",
-    ),
     "a place without colon": ('"torch.nn:Module.forward"', "torch.nn", "at: torch.nn", "'package.module:Class.method'"),
     "a place of another key": ("expects: [self]", "call: user_choice", "{at: ", "expected at, expects"),
     "a list of places": ("      forward: {at", "      - {at", "    places", "a mapping is expected"),
@@ -256,13 +244,7 @@ BAD = {
     "no to at the end": ('        to: "2.16"\n', "", LAST_ROW, "to missing"),
     "from descends": (LAST_ROW, '- from: "2.0.9"', '"2.0.9"', "2.1 of patch torch.flag is claimed by this row and by"),
     "from stays": (LAST_ROW, '- from: "2.1.0"', '"2.1.0"', "row in line 26; rows ascend"),
-    "to beyond the next row": (
-        'to: "2.0"',
-        'to: "2.5"',
-        'to: "2.5"',
-        "row in line 26; every version needs exactly one",
-    ),
-    "to where the next row begins": ('to: "2.0"', 'to: "2.1.0"', 'to: "2.1.0"', "stands in front of a gap only"),
+    "to beyond the next row": ('to: "2.0"', 'to: "2.5"', '- from: "2.1"', "row in line 20; rows ascend"),
     "to before from": ('to: "2.16"', 'to: "2.9"', LAST_ROW, "no version can satisfy '>=2.10,<2.9'"),
     "candidates of to alone": (LAST_ROW, '- from: "2.16rc1"', '"2.16rc1"', "no version can satisfy '>=2.16rc1,<2.16'"),
     "a specifier for a version": (FIRST_ROW, '- from: ">=1.13"', '">=1.13"', "is not a version; write it like"),
@@ -296,7 +278,6 @@ BAD = {
     ),
     "target with half a star": ("torch.nn:Linear.forward", "torch.nn:*Linear", "torch.nn:*", "'package.module:Class.m"),
     "target in no toolkit": ("torch.nn:Linear.forward", "numpy:array", "numpy", "expected torch, transformers"),
-    "target of nothing": ("{at: forward, call: user_choice}", "{at: forward}", "{at: forward}", "is a plain text"),
     "before what has something in it": ("call: user_choice", "moment: before", "{at: forward", "'package.module:*'"),
     "a mapping for a list": (VERSIONS, "{a: b}", "{a: b}", "a list is expected"),
     "a list for a text": ("why: a reason", "why: [a]", "why: [a]", "a plain value is expected"),
@@ -508,13 +489,6 @@ BAD_MARKS = {
     ),
     "out of the package": ("[old]", "[../old]", "../old", "not a path in the package"),
     "an absolute path": ("{core.py: class Core}}", "{/core.py: class Core}}", "/core.py", "not a path in the package"),
-    "nothing": (
-        MARKED[MARKED.index("    marks:") : MARKED.index("  torch:")],
-        "",
-        "  kit:",
-        "either version_file or marks",
-    ),
-    "both": ("    marks:", "    version_file: v.txt\n    marks:", "  kit:", "either version_file or marks"),
 }
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from rich.console import Console
 from rich.table import Table
@@ -21,9 +22,7 @@ from rich.text import Text
 
 from ddpfix import __version__, _env
 from ddpfix.cli import run
-from ddpfix.cli.demo import verdict
-from ddpfix.cli.demo.ranks import RANKS, SCRIPT, Job, ending_in_order
-from ddpfix.cli.demo.verdict import Step
+from ddpfix.cli.demo.job import RANKS, SCRIPT, UNFINISHED, Job
 from ddpfix.matrix import loader, settings
 
 _WAYS = (
@@ -31,43 +30,8 @@ _WAYS = (
     ("python -m ddpfix run train.py ...", "no edit; also in front of torchrun and accelerate launch"),
     ("DDPFIX=1 bash finetune.sh", "every Python process of a script, unmodified"),
 )
-
-
-class Screen:
-    """A terminal, or a pipe, in which nothing moves and lines are not squeezed."""
-
-    def __init__(self) -> None:
-        self.moving = sys.stdout.isatty()
-        self.console = Console(width=None if self.moving else 120, highlight=False)
-
-    def say(self, text: str, style: str = "") -> None:
-        # Text from ranks may hold square brackets, which rich would read as styles; long lines stay searchable.
-        self.console.print(Text(text, style=style), soft_wrap=not self.moving)
-
-    def heading(self, title: str) -> None:
-        self.say("")
-        self.say(title, "bold")
-
-    @contextmanager
-    def progress(self, name: str, steps: int) -> Iterator[Callable[[int], None]]:
-        """Say in a terminal which step runs; nothing in a pipe."""
-        with self.console.status(f"{name}: two ranks are starting") as status:
-            yield lambda step: status.update(f"{name}: step {step} of {steps}") if step else None
-
-    def skipped(self, layers: Sequence[str], steps: List[Step]) -> None:
-        """One row a step, one column a rank: skipped layers by number, the others as dots."""
-        table = Table()
-        table.add_column("step", justify="right")
-        ranks = range(len(steps[0].skipped)) if steps else range(0)
-        for rank in ranks:
-            table.add_column(f"rank {rank} skipped", no_wrap=True)
-        table.add_column("")
-        table.add_column("loss", justify="right")
-        for step in steps:
-            cells = [Text(strip(layers, part), style="" if step.agreed else "red") for part in step.skipped]
-            mark = Text("same", style="green") if step.agreed else Text("DIFFERENT", style="bold red")
-            table.add_row(str(step.number), *cells, mark, f"{step.loss:.3f}")
-        self.console.print(table)
+# Torch's message ends with what does not apply here.
+_NOT_APPLICABLE = ("If you already have done", "In addition, you can set")
 
 
 def show(steps: int) -> int:
@@ -80,14 +44,17 @@ def show(steps: int) -> int:
     Raises:
         SettingsError: a ``DDPFIX_*`` variable has a name or a value that is not known.
     """
-    problem = _problem(steps)
-    if problem is not None:
-        _env.say(problem)
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if steps < 2 or missing:
+        needs = f"{' and '.join(missing)}: pip install 'ddpfix[demo]'"
+        _env.say(
+            f"the demo needs {needs if missing else 'two steps: without ddpfix, training fails in the second one'}"
+        )
         return 2
     settings.read({}, loader.load().patches)
     folder = Path(tempfile.mkdtemp(prefix="ddpfix-demo-"))
     try:
-        with ending_in_order():
+        with _ending_in_order():
             return tell(steps, folder)
     except KeyboardInterrupt:
         sys.stderr.write("\nddpfix: interrupted; the ranks have been ended\n")
@@ -96,106 +63,121 @@ def show(steps: int) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _problem(steps: int) -> Optional[str]:
-    """Return why the demo cannot run here, in one line, or None."""
-    if steps < 2:
-        return "the demo needs at least two steps: without ddpfix, training fails in the second one"
-    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    return f"the demo needs {' and '.join(missing)}: pip install 'ddpfix[demo]'" if missing else None
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """While ranks run, SIGTERM and SIGHUP unwind this process instead of ending it on the spot."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def tell(steps: int, folder: Path) -> int:
     """Run both trainings in ``folder`` and print what happened; the exit code."""
-    began = time.monotonic()
-    screen = Screen()
+    began, screen = time.monotonic(), Screen()
     screen.say(f"ddpfix {__version__} demo: a tiny random WavLM with LayerDrop under DDP, on {RANKS} ranks")
     screen.say(f"the training script knows nothing of ddpfix: {SCRIPT}", "dim")
     unpatched, patched = (Job(under_ddpfix, steps, folder) for under_ddpfix in (False, True))
     passed = _unpatched(screen, unpatched)
-    if not passed and not verdict.steps(unpatched):
+    if not passed and not unpatched.steps():
         # Where not even a first step is possible, the second half would only repeat the same output.
         return 1
     passed = _patched(screen, patched) and passed
-    screen.heading("Switch it on for your own training, by any one of")
+    screen.say("\nSwitch it on for your own training, by any one of", "bold")
     for line, meaning in _WAYS:
         screen.say(f"  {line:36}{meaning}")
-    if not run.installed():
+    if not run.start_files():
         screen.say("  (the last one needs an installed ddpfix; this one runs from a checkout)", "dim")
     screen.say(f"\n{'Done' if passed else 'NOT as expected, see above'}, in {time.monotonic() - began:.0f} s.")
     return 0 if passed else 1
 
 
 def _unpatched(screen: Screen, job: Job) -> bool:
-    screen.heading("1. Unpatched: torchrun --nproc_per_node 2 train.py")
-    with screen.progress("unpatched", job.steps) as show_step:
-        job.train(show_step)
-    _seen(screen, job, "up to the failure")
-    failure = verdict.failure(job)
-    if failure is None:
-        ended = "the training ended without an error" if job.code == 0 else f"it ended with {verdict.first_error(job)}"
-        return _unexpected(screen, job, [f"it should have failed with {verdict.UNFINISHED!r}, but {ended}"])
-    screen.say(f"Failed in step {failure.step}, rank {failure.rank}:", "bold red")
-    screen.say(_shortened(failure.text), "red")
-    for rank, text in failure.others.items():
-        screen.say(f"rank {rank}: {_sentences(text.splitlines()[0], 200)}", "dim")
+    screen.trained(job, "1. Unpatched: torchrun --nproc_per_node 2 train.py", "up to the failure")
+    errors = {rank: job.error(rank) for rank in range(RANKS)}
+    failed = next((rank for rank, text in errors.items() if job.code and UNFINISHED in text), None)
+    if failed is None:
+        ended = "the training ended without an error" if job.code == 0 else f"it ended with {job.first_error()}"
+        return screen.unexpected(job, [f"it should have failed with {UNFINISHED!r}, but {ended}"])
+    # A forward that ends is recorded; this error is raised before the next one begins.
+    screen.say(f"Failed in step {len(job.steps()) + 1}, rank {failed}:", "bold red")
+    for line in map(str.strip, errors.pop(failed).splitlines()):
+        if line and not line.startswith(_NOT_APPLICABLE):
+            screen.say(_sentences(line, 400), "red")
+    for rank, text in errors.items():
+        if text:
+            screen.say(f"rank {rank}: {_sentences(text.splitlines()[0], 200)}", "dim")
     return True
 
 
 def _patched(screen: Screen, job: Job) -> bool:
-    screen.heading("2. The same under ddpfix: python -m ddpfix run torchrun --nproc_per_node 2 train.py")
-    with screen.progress("ddpfix", job.steps) as show_step:
-        job.train(show_step)
-    for line in job.output(0).splitlines():
-        if line.startswith(("ddpfix: ", f"ddpfix {__version__}: ")):
-            screen.say(line, "dim")
-    _seen(screen, job, "under ddpfix")
-    complaints = verdict.complaints(job)
+    title = "2. The same under ddpfix: python -m ddpfix run torchrun --nproc_per_node 2 train.py"
+    screen.trained(job, title, "under ddpfix")
+    complaints = job.complaints()
     if complaints:
-        return _unexpected(screen, job, complaints)
-    done = verdict.steps(job)
-    first, last = verdict.ends(done)
+        return screen.unexpected(job, complaints)
+    done = job.steps()
+    first, last = job.losses()
     screen.say(f"loss: {done[0].loss:.3f} in step 1, {done[-1].loss:.3f} in step {len(done)}", "green")
-    if len(done) >= verdict.JUDGED_STEPS:
-        screen.say(f"      {first:.3f} on average in the first five steps, {last:.3f} in the last five", "green")
+    screen.say(f"      {first:.3f} on average in the first steps, {last:.3f} in the last ones", "green")
     screen.say(f"layers: all ranks skipped the same ones in all {len(done)} steps", "green")
     screen.say("parameters: identical on all ranks at the end, to the last bit", "green")
     return True
 
 
-def _seen(screen: Screen, job: Job, when: str) -> None:
-    """The table of a training, as far as it came."""
-    about = job.lines("versions")
-    if about and verdict.steps(job):
+class Screen:
+    """A terminal, or a pipe, in which nothing moves and lines are not squeezed."""
+
+    def __init__(self) -> None:
+        self._moving = sys.stdout.isatty()
+        self._console = Console(width=None if self._moving else 120, highlight=False)
+
+    def say(self, text: str, style: str = "") -> None:
+        # Text from ranks may hold square brackets, which rich would read as styles; long lines stay searchable.
+        self._console.print(Text(text, style=style), soft_wrap=not self._moving)
+
+    def trained(self, job: Job, title: str, when: str) -> None:
+        """Run a training, and show ddpfix's lines and the layers by step and rank, as far as it came."""
+        self.say(f"\n{title}", "bold")
+        with self._console.status("two ranks train"):
+            job.train()
+        for line in job.output(0).splitlines() if job.patched else ():
+            if line.startswith(("ddpfix: ", f"ddpfix {__version__}: ")):
+                self.say(line, "dim")
+        about, steps = job.lines("versions"), job.steps()
+        if not (about and steps):
+            return
         versions = ", ".join(f"{name} {version}" for name, version in about[0]["versions"].items())
         title = f"Layers by rank, {when} ({versions}, {job.seconds:.0f} s)"
-        screen.say(f"{title}: a number is a layer that was skipped, a dot one that ran")
-        screen.skipped(about[0]["layers"], verdict.steps(job))
+        self.say(f"{title}: a number is a layer that was skipped, a dot one that ran")
+        table = Table("step", *(f"rank {rank} skipped" for rank in range(RANKS)), "", "loss")
+        for step in steps:
+            cells = [Text(strip(about[0]["layers"], part), "" if step.agreed else "red") for part in step.skipped]
+            mark = Text("same", style="green") if step.agreed else Text("DIFFERENT", style="bold red")
+            table.add_row(f"{step.number:4}", *cells, mark, f"{step.loss:.3f}")
+        self._console.print(table)
 
-
-def _unexpected(screen: Screen, job: Job, what: List[str]) -> bool:
-    name = "ddpfix" if job.patched else "unpatched"
-    screen.say(f"The last lines of what the {name} ranks printed:")
-    screen.say(job.everything(), "dim")
-    for line in what:
-        screen.say(f"NOT as expected ({name}): {line}", "bold red")
-    screen.say("`python -m ddpfix plan` says what ddpfix does in this environment, and why.")
-    return False
-
-
-def _shortened(text: str) -> str:
-    """Torch's message without the lines that do not apply here; it lists up to a hundred parameter indices."""
-    not_applicable = ("If you already have done", "In addition, you can set")
-    lines = [line.strip() for line in text.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(not_applicable)]
-    return "\n".join(_sentences(line, 400) for line in kept)
+    def unexpected(self, job: Job, what: List[str]) -> bool:
+        name = "ddpfix" if job.patched else "unpatched"
+        self.say(f"The last lines of what the {name} ranks printed:")
+        self.say(job.everything(), "dim")
+        for line in what:
+            self.say(f"NOT as expected ({name}): {line}", "bold red")
+        self.say("`python -m ddpfix plan` says what ddpfix does in this environment, and why.")
+        return False
 
 
 def _sentences(line: str, most: int) -> str:
-    """Return the whole sentences at the beginning of a line that is too long; whole words where it is one sentence."""
-    if len(line) <= most:
-        return line
+    """Return the whole sentences at the beginning of a line that is too long: torch lists up to a hundred indices."""
     head = line[:most]
-    return head[: head.rfind(". ") + 1] or f"{head.rpartition(' ')[0]} ..."
+    return line if len(line) <= most else head[: head.rfind(". ") + 1] or f"{head.rpartition(' ')[0]} ..."
 
 
 def strip(layers: Sequence[str], skipped: Optional[Tuple[str, ...]]) -> str:

@@ -10,15 +10,15 @@ import sys
 import time
 from collections import defaultdict
 from datetime import timedelta
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from rich.console import Group
 from rich.table import Table
 
 from ddpfix import __version__, _env
 from ddpfix.cli import plan
-from ddpfix.cli.doctor import choices, examination, private, screen
-from ddpfix.cli.doctor.finding import BLOCKS, WARNING, Problem, in_order
+from ddpfix.cli.doctor import examination, screen
+from ddpfix.cli.doctor.examination import BLOCKS, WARNING, Problem
 from ddpfix.cli.plan import plain
 from ddpfix.matrix import detect, loader, resolve
 
@@ -41,7 +41,7 @@ def show(limit: float, backend: Optional[str], as_json: bool) -> int:
         try:
             result = _together(report, limit, backend)
         except Exception as error:
-            _env.say(f"rank {os.environ['RANK']}: {private.error(error)}: {_CURE}")
+            _env.say(f"rank {os.environ['RANK']}: {examination.error(error)}: {_CURE}")
             return 1
         if result is None:
             return 0
@@ -92,11 +92,10 @@ def _together(report: Mapping[str, Any], limit: float, backend: Optional[str]) -
         tensor = torch.full((_BUCKET // 4,), float(rank + 1), device=device)
         begun = time.perf_counter()
         distributed.all_reduce(tensor)
-        is_right = bool((tensor == size * (size + 1) / 2).all())
         own = {
             "rank": rank,
             "host": socket.gethostname(),
-            "right": is_right,
+            "right": bool((tensor == size * (size + 1) / 2).all()),
             "all_reduce_ms": 1e3 * (time.perf_counter() - begun),
             "facts": _facts(report),
             "must_be_equal": _agreed(report),
@@ -111,13 +110,13 @@ def _together(report: Mapping[str, Any], limit: float, backend: Optional[str]) -
 
 def _facts(report: Mapping[str, Any]) -> Dict[str, str]:
     """Return what may differ between ranks that train together."""
-    versions, limits, network = report["versions"], report["limits"], report["network"]
+    versions, torch = report["versions"], report["versions"].get("torch", {})
     facts = {
         "Python": versions.get("python"),
-        **{f"torch {name}": versions.get("torch", {}).get(name) for name in ("cuda", "nccl")},
-        "interface of gloo": network.get("gloo", {}).get("would_take"),
-        "/dev/shm MiB": (limits.get("shared_memory_mib") or {}).get("total"),
-        "open files": limits.get("open_files", {}).get("soft"),
+        **{f"torch {name}": torch.get(name) for name in ("cuda", "nccl")},
+        "gloo would use": report["network"].get("gloo_would_use"),
+        "/dev/shm MiB": report["limits"].get("shared_memory_mib"),
+        "open files": report["limits"].get("open_files"),
     }
     return {name: screen.said(value) for name, value in facts.items()}
 
@@ -125,7 +124,7 @@ def _facts(report: Mapping[str, Any]) -> Dict[str, str]:
 def _agreed(report: Mapping[str, Any]) -> Dict[str, str]:
     """Return what ranks compare before they wrap a model: a job ends where it differs."""
     whole = loader.load()
-    values, errors = choices.read(whole)
+    values, errors = examination.read_settings(whole)
     toolkits = detect.installed_versions(whole)
     found = resolve.facts(__version__, ("torch",), values, resolve.resolve(whole, toolkits, values))
     found.update({f"refused setting {number}": error for number, error in enumerate(errors)})
@@ -134,22 +133,19 @@ def _agreed(report: Mapping[str, Any]) -> Dict[str, str]:
 
 def _result(every: Sequence[Mapping[str, Any]], backend: str, group_seconds: float) -> Dict[str, Any]:
     """Return the result of all ranks; its size does not grow with their number."""
-    findings = [_difference(*each, BLOCKS) for each in _values(every, "must_be_equal")]
-    findings += [_difference(*each, WARNING) for each in _values(every, "facts")]
+    findings = [*_differences(every, "must_be_equal", BLOCKS), *_differences(every, "facts", WARNING)]
     wrong = [each["rank"] for each in every if not each["right"]]
     if wrong:
         text = f"all_reduce gave a wrong sum on rank {_listed(wrong)}"
         findings.append(Problem(BLOCKS, "ranks", text, "the network or a GPU corrupts data: train without these hosts"))
-    having: Dict[Tuple[str, ...], List[int]] = defaultdict(list)
+    having: Dict[Problem, List[int]] = defaultdict(list)
     for each in every:
         for found in each["findings"]:
-            having[tuple(found[name] for name in ("level", "about", "text", "cure"))].append(each["rank"])
-    findings += [Problem(w[0], w[1], f"{w[2]} [rank {_listed(ranks)}]", w[3]) for w, ranks in having.items()]
+            having[Problem(**found)].append(each["rank"])
+    findings += [one._replace(text=f"{one.text} [rank {_listed(ranks)}]") for one, ranks in having.items()]
     times = [each["all_reduce_ms"] for each in every]
     return {
-        "format": examination.FORMAT,
-        "blocked": any(each.level == BLOCKS for each in findings),
-        "findings": [each._asdict() for each in in_order(findings)],
+        **examination.judged(findings),
         "world_size": len(every),
         "backend": backend,
         "group_seconds": group_seconds,
@@ -158,21 +154,17 @@ def _result(every: Sequence[Mapping[str, Any]], backend: str, group_seconds: flo
     }
 
 
-def _values(every: Sequence[Mapping[str, Any]], kind: str) -> Iterator[Tuple[str, Dict[str, List[int]]]]:
-    """Yield each fact that differs, with the ranks by its value."""
+def _differences(every: Sequence[Mapping[str, Any]], kind: str, level: str) -> Iterator[Problem]:
+    """Yield a finding for each fact that differs, with the ranks by its value."""
     for name in dict.fromkeys(name for each in every for name in each[kind]):
         ranks: Dict[str, List[int]] = defaultdict(list)
         for each in every:
             ranks[each[kind].get(name, "")].append(each["rank"])
         if len(ranks) > 1:
-            yield name, ranks
-
-
-def _difference(name: str, ranks: Mapping[str, Sequence[int]], level: str) -> Problem:
-    shown = [f"{value or 'not set'} on rank {_listed(own)}" for value, own in list(ranks.items())[:4]]
-    more = f", and {len(ranks) - 4} more values" if len(ranks) > 4 else ""
-    cure = "give all ranks the same environment and installation"
-    return Problem(level, "ranks", f"{name} differs: {', '.join(shown)}{more}", cure)
+            shown = [f"{value or 'not set'} on rank {_listed(own)}" for value, own in list(ranks.items())[:4]]
+            more = f", and {len(ranks) - 4} more values" if len(ranks) > 4 else ""
+            cure = "give all ranks the same environment and installation"
+            yield Problem(level, "ranks", f"{name} differs: {', '.join(shown)}{more}", cure)
 
 
 def _listed(ranks: Sequence[int]) -> str:
@@ -182,7 +174,6 @@ def _listed(ranks: Sequence[int]) -> str:
 
 def _screen(result: Mapping[str, Any]) -> Group:
     size, shown = result["world_size"], result["ranks"]
-    head = f"ddpfix {__version__}: doctor, {size} ranks, backend {result['backend']}"
     names = [name for name in shown[0]["facts"] if name != "Python"]
     table = Table()
     for heading in ("rank", "host", "all_reduce of 25 MB", *names):
@@ -190,5 +181,6 @@ def _screen(result: Mapping[str, Any]) -> Group:
     for each in shown:
         cells = [str(each["rank"]), each["host"], f"{each['all_reduce_ms']:.1f} ms"]
         table.add_row(*map(plain, [*cells, *(each["facts"][name] for name in names)]))
+    head = plain(f"ddpfix {__version__}: doctor, {size} ranks, backend {result['backend']}")
     rest = [plain(f"and {size - len(shown)} more ranks")] if size > len(shown) else []
-    return Group(plain(head), screen.problems(result["findings"]), table, *rest)
+    return Group(head, screen.problems(result["findings"]), table, *rest)

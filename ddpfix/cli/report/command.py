@@ -38,7 +38,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--json", metavar="FILE", help="write the data as JSON (- for standard output); add -o for the page"
     )
     report.add_argument("--open", action="store_true", help="open the page in a browser")
-    report.set_defaults(action=show)
 
 
 def show(options: argparse.Namespace) -> int:

@@ -1,39 +1,26 @@
-"""Reads and validates ``compat_matrix.yaml``: makes a :class:`~ddpfix.matrix.model.Matrix` of it.
+"""Reads and checks ``compat_matrix.yaml``: makes the data of it that :mod:`ddpfix.matrix.compiled` reads.
 
 Every error names the file, the line and what is accepted there.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Set, Tuple
 
-from ddpfix.matrix import loader
-from ddpfix.matrix.compiling import rows, tested
-from ddpfix.matrix.compiling.nodes import Node, root
-from ddpfix.matrix.compiling.toolkits import Toolkits, read_toolkits
-from ddpfix.matrix.model import Gate, Matrix, MatrixError, Patch, Row, Target
+from packaging.version import Version
+
+from ddpfix.matrix import compiled, loader
+from ddpfix.matrix.compiling import kinds
+from ddpfix.matrix.compiling.nodes import Node, Plain, root
+from ddpfix.matrix.model import Matrix, MatrixError
+from ddpfix.matrix.ranges import Range, within
 from ddpfix.matrix.settings import SETTINGS, switch_name
 
-SCHEMA = "2"
-_ID = re.compile(r"^[a-z]\w*\.[a-z]\w*$")
-_HASH = re.compile(r"^([0-9a-f]{12}|absent)$")
-_REQUIRED = ("toolkit", "problem", "evidence", "rows")
-_OPTIONAL = (
-    "code",
-    "setting",
-    "when",
-    "default",
-    "needs",
-    "instead",
-    "examined",
-    "also",
-    "after",
-    "moment",
-    "probe",
-    "does",
-)
+SCHEMA, CURED = "2", "cured"
+_STATUSES = (CURED, "not-cured", "not-affected")
+_TARGET = r"[A-Za-z_]\w*(\.[\w*]+)*:(\*|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)"
+_ROW = ("from", "to", "status", "targets", "rests_on", "also")
 
 
 class Reader:
@@ -41,176 +28,286 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._names: Dict[str, str] = {}
+        self._files: Dict[str, str] = {}
+        self._marks: Dict[str, List[Plain]] = {}
+        # What rows refer to by a name, by toolkit.
+        self._places: Dict[str, Dict[str, Plain]] = {}
+        #: The functions that fixes only wrap.
+        self.wrapped: Set[str] = set()
 
     def matrix(self) -> Matrix:
         """Return the whole matrix; raise MatrixError for errors in it."""
-        top = self._top()
-        return tested.with_tested(self._untested(top), top["tested"])
+        return compiled.made(self.plain())
 
     def untested(self) -> Matrix:
         """Return the matrix without the part ``tested:``, which is generated from results and may be outdated."""
-        return self._untested(self._top())
+        return compiled.made(self.plain(tested=False))
 
-    def _top(self) -> Dict[str, Node]:
+    def plain(self, tested: bool = True) -> Plain:
+        """Return the whole matrix as the data of JSON."""
         if not loader.patches().is_dir():
             raise MatrixError(f"{self.path}:1: the patches are missing; reinstall ddpfix")
         whole = root(self.path)
         # First, because a file of another schema has other keys.
-        schema = whole.mapping(optional=None).get("schema")
+        schema = whole.mapping().get("schema")
         if schema is not None:
-            schema.choice((SCHEMA,), "schema")
-        return whole.mapping(required=("schema", "toolkits", "patches", "tested"), optional=("gate", "hashes"))
-
-    def _untested(self, top: Mapping[str, Node]) -> Matrix:
-        toolkits = read_toolkits(top["toolkits"])
-        nodes = top["patches"].mapping(optional=None)
-        patches: Dict[str, Patch] = {}
-        every: List[Row] = []
-        for name, node in nodes.items():
-            entry = self._entry(name, node)
-            patches[name] = self._patch(name, entry, toolkits)
-            found = rows.Rows(patches[name], toolkits).read(entry["rows"])
-            if not patches[name].code and any(row.status == rows.CURED for row in found):
-                node.fail(f"code missing: patch {name!r} has a row with status {rows.CURED}")
-            every.extend(found)
-        _refuse_shared_variables(nodes, patches)
-        _refuse_unknown_needs(nodes, patches)
-        toolkits.refuse_unused()
-        gate = self._gate(top["gate"], toolkits) if "gate" in top else Gate()
+            schema.known((SCHEMA,), "schema")
+        top = whole.mapping(("schema", "toolkits", "patches", "tested"), ("gate", "hashes"))
+        self._read_toolkits(top["toolkits"])
+        nodes = top["patches"].mapping()
+        patches = {name: self._patch(name, node) for name, node in nodes.items()}
+        _check(nodes, patches)
+        gate: Plain = {"places": [], "passed": ""}
+        if "gate" in top:
+            gate = top["gate"].record({"places": self._gates, "passed": kinds.code}, {})
         for name, patch in patches.items():
-            if patch.gated and not gate.places:
-                nodes[name].fail(
-                    f"patch {name!r} has the moment gate, and there is no part gate: that says what opens it"
-                )
-        order = _order(nodes, patches)
-        code, parameters = _hashes(top["hashes"], toolkits) if "hashes" in top else ({}, {})
-        names, files, marks = toolkits.names, toolkits.files, toolkits.marks
-        return Matrix(names, patches, tuple(every), files, marks, order, gate, code=code, parameters=parameters)
+            if patch["gated"] and not gate["places"]:
+                nodes[name].fail(f"patch {name!r} has the moment gate; there is no part gate, which says what opens it")
+        code, parameters = self._released(top["hashes"]) if "hashes" in top else ({}, {})
+        return {
+            "toolkits": self._names,
+            "version_files": self._files,
+            "marks": self._marks,
+            "order": _order(nodes, patches),
+            "gate": gate,
+            "newest": self._add_tested(top["tested"], patches) if tested else {},
+            "code": code,
+            "parameters": parameters,
+            "patches": list(patches.values()),
+        }
 
-    def _gate(self, node: Node, toolkits: Toolkits) -> Gate:
-        entry = node.mapping(required=("places", "passed"))
-        opening = tuple(Target(*toolkits.located(item)) for item in entry["places"].items())
-        if not opening or any("*" in str(place) for place in opening):
-            entry["places"].fail("the gate needs functions, each written like 'package.module:Class.method'")
-        return Gate(opening, self._code(entry["passed"]))
+    # Toolkits.
 
-    def _entry(self, name: str, node: Node) -> Dict[str, Node]:
-        if not _ID.match(name):
-            node.fail(f"{name!r} is not a patch id; write it like 'toolkit.fix', in lower case")
-        return node.mapping(required=_REQUIRED, optional=_OPTIONAL)
+    def _read_toolkits(self, node: Node) -> None:
+        later: Dict[str, Dict[str, Node]] = {}
+        for name, entry in node.mapping().items():
+            if entry.is_plain:
+                self._names[name] = entry.text()
+                continue
+            keys = later[name] = entry.mapping(("distribution",), ("version_file", "marks", "places", "wrapped"))
+            self._names[name] = keys["distribution"].text()
+            if "version_file" in keys:
+                what = "not the name of a file in the package"
+                self._files[name] = keys["version_file"].matching(r"\w[\w.-]*", what)
+            if "marks" in keys:
+                self._marks[name] = [kinds.mark(item) for item in keys["marks"].items()]
+        if "torch" not in self._names:
+            node.fail("the toolkit 'torch' is missing")
+        # Last, because a place may be in another toolkit.
+        for name, keys in later.items():
+            places = keys["places"].mapping() if "places" in keys else {}
+            self._places[name] = {place: self._place(item) for place, item in places.items()}
+            for item in keys["wrapped"].items() if "wrapped" in keys else ():
+                target = self._places[name].get(item.text()) or self._located(item)
+                self.wrapped.add(f"{target['module']}:{target['attribute']}")
 
-    def _patch(self, name: str, entry: Mapping[str, Node], toolkits: Toolkits) -> Patch:
-        setting, when = _wanted(entry)
-        return Patch(
-            id=name,
-            toolkit=entry["toolkit"].choice(list(toolkits.names), "toolkit"),
-            code=self._code(entry["code"]) if "code" in entry else "",
-            setting=setting,
-            when=when,
-            problem=" ".join(entry["problem"].text().split()),
-            evidence=entry["evidence"].texts(),
-            default="default" not in entry or entry["default"].choice(("on", "off"), "default") == "on",
-            needs=entry["needs"].texts() if "needs" in entry else (),
-            also=entry["also"].texts() if "also" in entry else (),
-            after=entry["after"].texts() if "after" in entry else (),
-            instead=_instead(entry["instead"], when) if "instead" in entry else {},
-            examined=_examined(entry["examined"]) if "examined" in entry else {},
-            probe=self._code(entry["probe"]) if "probe" in entry else "",
-            does=entry["does"].text() if "does" in entry else "",
-            gated="moment" in entry and entry["moment"].choice(("import", "gate"), "moment") == "gate",
+    def _place(self, node: Node) -> Plain:
+        if node.is_plain:
+            return self._located(node)
+        entry = node.record({"at": self._located, "expects": Node.texts}, {})
+        return {**entry["at"], "expects": entry["expects"]}
+
+    def _located(self, node: Node) -> Plain:
+        """Return a target that is written out."""
+        text = node.matching(_TARGET, "not a target; write it like 'package.module:Class.method'")
+        module, _, attribute = text.partition(":")
+        # Only imports of toolkits are watched: a patch on anything else would wait for ever.
+        if module.partition(".")[0] not in self._names:
+            node.fail(f"{text!r} is in no toolkit; expected {', '.join(self._names)}")
+        return {"module": module, "attribute": attribute}
+
+    def _gates(self, node: Node) -> List[Plain]:
+        found = [self._located(item) for item in node.items()]
+        if not found or any("*" in each["module"] + each["attribute"] for each in found):
+            node.fail("the gate needs functions, each written like 'package.module:Class.method'")
+        return found
+
+    # Patches and their rows.
+
+    def _patch(self, name: str, node: Node) -> Plain:
+        node.matching(r"[a-z]\w*\.[a-z]\w*", "not a patch id; write it like 'toolkit.fix', in lower case", name)
+        entry = node.record(
+            {
+                "toolkit": lambda one: one.known(self._names, "toolkit"),
+                "problem": Node.one_line,
+                "evidence": Node.texts,
+                "rows": lambda one: one,
+            },
+            {
+                "code": kinds.code,
+                "setting": lambda one: one.known([setting.name for setting in SETTINGS], "setting"),
+                "when": lambda one: one,
+                "default": lambda one: one.known(("on", "off"), "default"),
+                "needs": Node.texts,
+                "instead": lambda one: one,
+                "examined": lambda one: {key: kinds.hashes(item) for key, item in one.mapping().items()},
+                "also": Node.texts,
+                "after": Node.texts,
+                "moment": lambda one: one.known(("import", "gate"), "moment"),
+                "probe": kinds.code,
+                "does": Node.text,
+            },
         )
+        patch: Plain = {
+            "code": "",
+            "setting": None,
+            "instead": {},
+            "examined": {},
+            "probe": "",
+            "does": "",
+            "needs": [],
+            "also": [],
+            "after": [],
+            **entry,
+            "id": name,
+            "when": kinds.when(entry["when"], entry.get("setting")) if "when" in entry else [],
+            "default": entry.get("default", "on") == "on",
+            "gated": entry.pop("moment", "") == "gate",
+        }
+        patch.pop("moment", None)
+        if "instead" in entry:
+            patch["instead"] = kinds.instead(entry["instead"], patch["when"])
+        patch["rows"] = self._rows(entry["rows"], patch)
+        if not patch["code"] and any(row["status"] == CURED for row in patch["rows"]):
+            node.fail(f"code missing: patch {name!r} has a row with status {CURED}")
+        return patch
 
-    def _code(self, node: Node) -> str:
-        code = node.text()
-        if not rows.shipped(code):
-            node.fail(f"code {code!r} is not shipped; write it like 'toolkit.file:function', in patches/")
-        return code
+    def _rows(self, node: Node, patch: Plain) -> List[Plain]:
+        """Return the rows in the file's order, which is that of the versions: each ends where the next one begins."""
+        items = node.items()
+        if not items:
+            node.fail(f"patch {patch['id']!r} has no row")
+        entries = [item.mapping(("why",), _ROW) for item in items]
+        begins, ends = (
+            [kinds.bound(entry[key]) if key in entry else None for entry in entries] for key in ("from", "to")
+        )
+        for number, (item, begin) in enumerate(zip(items[1:], begins[1:])):
+            before, end = begins[number], ends[number]
+            if begin is None:
+                item.fail("from missing; only the first row of a patch may begin without one")
+            if (before is not None and begin <= before) or (end is not None and begin < end):
+                twice = before if before is not None and begin <= before else begin
+                entries[number + 1]["from"].fail(
+                    f"version {twice} of patch {patch['id']} is claimed by this row and by the row in line"
+                    f" {items[number].line}; rows ascend, so that every version needs exactly one row"
+                )
+        if ends[-1] is None:
+            items[-1].fail("to missing: the last row of a patch says where it ends, write it like to: '5.24'")
+        rows = []
+        for item, entry, following in zip(items, entries, [*entries[1:], {}]):
+            begins_at = entry["from"].text() if "from" in entry else None
+            end_node = entry["to"] if "to" in entry else following["from"]
+            if Range(begins_at, end_node.text()).is_empty():
+                first = "" if begins_at is None else f">={begins_at},"
+                entry.get("from", end_node).fail(f"no version can satisfy '{first}<{end_node.text()}'")
+            status = entry["status"].known(_STATUSES, "status") if "status" in entry else CURED
+            targets = [self._target(each, patch) for each in entry["targets"].items()] if "targets" in entry else []
+            if status == CURED and not targets:
+                item.fail(f"a row with status {CURED} needs targets, with at least one entry")
+            rests_on = [self._at(each, patch) for each in entry["rests_on"].items()] if "rests_on" in entry else []
+            rows.append(
+                {
+                    "versions": [begins_at, end_node.text()],
+                    "status": status,
+                    "targets": targets,
+                    "tested": [],
+                    "why": entry["why"].one_line(),
+                    "line": item.line,
+                    "rests_on": [f"{each['module']}:{each['attribute']}" for each in rests_on],
+                    "also": entry["also"].texts() if "also" in entry else [],
+                }
+            )
+        return rows
+
+    def _target(self, node: Node, patch: Plain) -> Plain:
+        if node.is_plain:
+            return self._at(node, patch)
+        entry = node.record(
+            {"at": lambda one: self._at(one, patch)},
+            {
+                "expects": Node.texts,
+                "moment": lambda one: one.known(("before", "after"), "moment"),
+                "call": lambda one: kinds.call(one, patch),
+            },
+        )
+        found = {**entry.pop("at"), **entry}
+        if found.pop("moment", "") == "before":
+            if found["attribute"] != "*":
+                node.fail("what is about to be executed has nothing in it yet; write it like 'package.module:*'")
+            found["before"] = True
+        return found
+
+    def _at(self, node: Node, patch: Plain) -> Plain:
+        """Return a target that is written out, or a place of the patch's toolkit, or of torch, which all use."""
+        name = node.text()
+        if ":" in name:
+            return self._located(node)
+        known = {**self._places.get("torch", {}), **self._places.get(patch["toolkit"], {})}
+        if name not in known:
+            accepted = ", ".join([*known, "a target like 'package.module:Class.method'"])
+            node.fail(f"{name!r} is no place of {patch['toolkit']}; expected {accepted}")
+        return known[name]
+
+    # What is generated.
+
+    def _released(self, node: Node) -> Tuple[Plain, Plain]:
+        """Return the hashes of places in tested releases, and the parameters of those that are only wrapped."""
+        code: Plain = {}
+        parameters: Plain = {}
+        for toolkit, entry in node.mapping().items():
+            entry.known(self._names, "toolkit", toolkit)
+            keys = entry.mapping(("release", "code", "parameters"))
+            keys["release"].version()
+            code.update({place: kinds.hashes(item) for place, item in keys["code"].mapping().items()})
+            parameters.update({place: item.text() for place, item in keys["parameters"].mapping().items()})
+        return code, parameters
+
+    def _add_tested(self, node: Node, patches: Mapping[str, Plain]) -> Dict[str, str]:
+        """Give each row what was tested of its range; return the newest tested release of each toolkit."""
+        newest: Dict[str, str] = {}
+        for toolkit, entry in node.mapping().items():
+            entry.known(self._names, "toolkit", toolkit)
+            keys = entry.mapping(("versions",), ("except",))
+            versions = keys["versions"].versions()
+            newest[self._names[toolkit]] = str(max(versions))
+            own = {name: patch for name, patch in patches.items() if patch["toolkit"] == toolkit}
+            left_out: Dict[str, FrozenSet[Version]] = {}
+            for name, item in keys["except"].mapping().items() if "except" in keys else ():
+                left_out[item.known(own, f"patch of {toolkit}", name)] = frozenset(item.versions())
+            for name, patch in own.items():
+                for row in patch["rows"]:
+                    held = within(Range(*row["versions"]), versions) if row["status"] == CURED else []
+                    row["tested"] = [str(version) for version in held if version not in left_out.get(name, ())]
+        # The packages of one distribution have its releases.
+        return {name: newest[wheel] for name, wheel in self._names.items() if wheel in newest}
 
 
-def _wanted(entry: Mapping[str, Node]) -> Tuple[Optional[str], Tuple[str, ...]]:
-    """Return the setting that calls for a patch, and the values with which it does."""
-    setting = entry["setting"].choice([s.name for s in SETTINGS], "setting") if "setting" in entry else None
-    if "when" not in entry:
-        return setting, ()
-    if setting is None:
-        entry["when"].fail("when needs a setting beside it")
-    values = next((*s.values, *([s.kind] if s.kind else [])) for s in SETTINGS if s.name == setting)
-    return setting, tuple(item.choice(values, f"value of {setting}") for item in entry["when"].items())
-
-
-def _instead(node: Node, when: Sequence[str]) -> Dict[str, str]:
-    """Values that the toolkit does not have, and the ones of its own that replace them."""
-    entries = node.mapping(optional=None)
-    own = [value for value in when if value not in entries]
-    for name, item in entries.items():
-        if name not in when:
-            item.fail(f"{name!r} is not among the values in when; expected {', '.join(when) or 'none'}")
-        item.choice(own, f"value in place of {name}")
-    return {name: item.text() for name, item in entries.items()}
-
-
-def _examined(node: Node) -> Dict[str, Tuple[str, ...]]:
-    """Hashes of examined forwards, by name."""
-    found: Dict[str, Tuple[str, ...]] = {}
-    for name, entry in node.mapping(optional=None).items():
-        found[name] = tuple(_hash(item) for item in entry.items())
-    return found
-
-
-def _hashes(node: Node, toolkits: Toolkits) -> Tuple[Dict[str, Tuple[str, ...]], Dict[str, str]]:
-    """Return the hashes of places in tested releases, and the parameters of those that are only wrapped."""
-    code: Dict[str, Tuple[str, ...]] = {}
-    parameters: Dict[str, str] = {}
-    for toolkit, entry in node.mapping(optional=None).items():
-        if toolkit not in toolkits.names:
-            entry.fail(f"toolkit {toolkit!r} is not known; expected {', '.join(toolkits.names)}")
-        keys = entry.mapping(required=("release", "code", "parameters"))
-        keys["release"].version()
-        for place, item in keys["code"].mapping(optional=None).items():
-            code[place] = tuple(_hash(one) for one in item.items())
-        for place, item in keys["parameters"].mapping(optional=None).items():
-            parameters[place] = item.text()
-    return code, parameters
-
-
-def _hash(node: Node) -> str:
-    text = node.text()
-    if not _HASH.match(text):
-        node.fail(f"{text!r} is no hash of code; expected 12 hexadecimal digits, quoted")
-    return text
-
-
-def _refuse_shared_variables(nodes: Mapping[str, Node], patches: Mapping[str, Patch]) -> None:
-    """Each patch is switched by a variable that stands for nothing else."""
+def _check(nodes: Mapping[str, Node], patches: Mapping[str, Plain]) -> None:
+    """Each patch has a variable that stands for nothing else, and what it needs is there, and needs nothing itself."""
     taken = {setting.variable: f"the setting {setting.name!r}" for setting in SETTINGS}
-    for name in patches:
+    for name, patch in patches.items():
         variable = switch_name(name)
         if variable in taken:
             nodes[name].fail(f"patch {name!r} would be switched by {variable}, which stands for {taken[variable]}")
         taken[variable] = f"patch {name!r}"
-
-
-def _order(nodes: Mapping[str, Node], patches: Mapping[str, Patch]) -> Tuple[str, ...]:
-    """Return the ids in the order in which patches are put in place: by ``after``, else by the alphabet."""
-    found: Dict[str, None] = {}
-    waiting = sorted(patches)
-    for name in waiting:
-        for other in patches[name].after:
+        known = [other for other in patches if other != name and not patches[other]["needs"]]
+        for need in patch["needs"]:
+            if need not in known:
+                nodes[name].fail(f"patch {name!r} cannot need {need!r}; expected {', '.join(known)}")
+        for other in patch["after"]:
             if other not in patches:
                 nodes[name].fail(f"patch {name!r} cannot be after {other!r}; expected {', '.join(sorted(patches))}")
+
+
+def _order(nodes: Mapping[str, Node], patches: Mapping[str, Plain]) -> List[str]:
+    """Return the ids in the order in which patches are put in place: by ``after``, else by the alphabet."""
+    found: List[str] = []
+    waiting = sorted(patches)
     while waiting:
-        ready = next((name for name in waiting if all(other in found for other in patches[name].after)), None)
+        ready = next((name for name in waiting if set(patches[name]["after"]) <= set(found)), None)
         if ready is None:
             nodes[waiting[0]].fail(f"these patches are each after another one of them: {', '.join(waiting)}")
-        found[ready] = None
+        found.append(ready)
         waiting.remove(ready)
-    return tuple(found)
-
-
-def _refuse_unknown_needs(nodes: Mapping[str, Node], patches: Mapping[str, Patch]) -> None:
-    """What a patch needs is there, and needs nothing itself."""
-    for name, patch in patches.items():
-        for need in patch.needs:
-            if need not in patches or need == name or patches[need].needs:
-                known = ", ".join(other for other in patches if other != name and not patches[other].needs)
-                nodes[name].fail(f"patch {name!r} cannot need {need!r}; expected {known}")
+    return found
