@@ -29,7 +29,6 @@ TOOLS = (
     "wrapt",
     "packaging",
     "rich",
-    "tomli",
     "importlib-metadata",
     "setuptools",
     "hypothesis",

@@ -67,7 +67,7 @@ def _decided(whole: Matrix, patch: Patch, version: str, switch: str) -> List[Any
     arguments: Dict[str, object] = {patch.id: switch}
     if patch.setting is not None and patch.when:
         arguments[patch.setting] = patch.when[0]
-    chosen = settings.read(arguments, whole.patches, {}, Path("/nowhere"))
+    chosen = settings.read(arguments, whole.patches, {})
     found = resolve.decide(whole, patch, {patch.toolkit: version}, chosen)
     reason = found.reason.replace(f"{patch.toolkit} {Version(version)}", "{version}")
     targets = [_target(target) for target in found.row.targets] if found.row is not None else []

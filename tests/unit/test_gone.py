@@ -41,7 +41,7 @@ def _line(key: str, shown: str = "") -> str:
 
 
 def _is_setting(key: str) -> bool:
-    return not key.startswith("ddpfix")
+    return not key.startswith(("ddpfix", "["))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,16 +62,14 @@ def test_explain_answers_each_name(name: str, capsys: Any) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if _is_setting(name)])
 @pytest.mark.parametrize("value", ["0", "1", "anything"])
-def test_a_setting_or_switch_changes_nothing(name: str, value: str, tmp_path: Path) -> None:
+def test_a_setting_or_switch_changes_nothing(name: str, value: str) -> None:
     patches = loader.load().patches
     variable = name if name.startswith("DDPFIX_") else settings.switch_name(name)
     keyword = variable[len("DDPFIX_") :].lower()
-    (tmp_path / "pyproject.toml").write_text(f'[tool.ddpfix]\n{keyword} = "{value}"\n')
-    plain = settings.read({}, patches, {}, tmp_path / "none")
+    plain = settings.read({}, patches, {})
     ways = {
-        variable: settings.read({}, patches, {variable: value}, tmp_path / "none"),
-        f"argument {keyword}": settings.read({keyword: value}, patches, {}, tmp_path / "none"),
-        f"pyproject.toml [tool.ddpfix] {keyword}": settings.read({}, patches, {}, tmp_path),
+        variable: settings.read({}, patches, {variable: value}),
+        f"argument {keyword}": settings.read({keyword: value}, patches, {}),
     }
     for shown, found in ways.items():
         assert found.gone == [_line(name, shown)]
@@ -89,39 +87,37 @@ def _renamed(shown: str, now: str) -> str:
     return f"{shown} was renamed in 1.1.0, and works until 1.2.0: use {now}"
 
 
-def test_a_renamed_setting_or_switch_works(names: None, tmp_path: Path) -> None:
+def test_a_renamed_setting_or_switch_works(names: None) -> None:
     patches = loader.load().patches
     for word in ("0", "off"):
-        found = settings.read({"torch_stuck": "force"}, patches, {"DDPFIX_TORCH_STUCK": word}, tmp_path)
+        found = settings.read({"torch_stuck": "force"}, patches, {"DDPFIX_TORCH_STUCK": word})
         assert found.switched("torch.hang") == "0"
         assert found.gone == [
             _renamed("DDPFIX_TORCH_STUCK", "DDPFIX_TORCH_HANG"),
             _renamed("argument torch_stuck", "DDPFIX_TORCH_HANG"),
         ]
-    (tmp_path / "pyproject.toml").write_text("[tool.ddpfix]\nseeds = 3\n")
-    assert settings.read({}, patches, {}, tmp_path)["seed"] == "3"
-    found = settings.read({}, patches, {"DDPFIX_SEEDS": "4"}, tmp_path)
+    found = settings.read({}, patches, {"DDPFIX_SEEDS": "4"})
     assert found["seed"] == "4" and found.gone[-1] == _renamed("DDPFIX_SEEDS", "DDPFIX_SEED")
     with pytest.raises(settings.SettingsError, match="DDPFIX_SEEDS='x': expected auto, an integer"):
-        settings.read({}, patches, {"DDPFIX_SEEDS": "x"}, tmp_path)
+        settings.read({}, patches, {"DDPFIX_SEEDS": "x"})
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_where_both_names_are_set_the_new_one_counts(names: None, turned: bool, tmp_path: Path) -> None:
+def test_where_both_names_are_set_the_new_one_counts(names: None, turned: bool) -> None:
     both = {"DDPFIX_SEEDS": "4", "DDPFIX_SEED": "5"}
     environ = dict(reversed(list(both.items()))) if turned else both
-    assert settings.read({}, loader.load().patches, environ, tmp_path)["seed"] == "5"
+    assert settings.read({}, loader.load().patches, environ)["seed"] == "5"
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_job_that_asked_for_an_error_keeps_it(turned: bool, tmp_path: Path) -> None:
+def test_a_job_that_asked_for_an_error_keeps_it(turned: bool) -> None:
     both = [("DDPFIX_DRIFT", "error"), ("DDPFIX_DRIFT_STEPS", "50")]
     given = dict(reversed(both) if turned else both)
     patches = loader.load().patches
-    assert settings.read({}, patches, given, tmp_path)["divergence"] == "error"
+    assert settings.read({}, patches, given)["divergence"] == "error"
     keywords = {variable[len("DDPFIX_") :].lower(): value for variable, value in given.items()}
-    assert settings.read(keywords, patches, {}, tmp_path)["divergence"] == "error"
-    assert settings.read({}, patches, {"DDPFIX_DRIFT_STEPS": "50"}, tmp_path)["divergence"] == "50"
+    assert settings.read(keywords, patches, {})["divergence"] == "error"
+    assert settings.read({}, patches, {"DDPFIX_DRIFT_STEPS": "50"})["divergence"] == "50"
 
 
 def test_a_renamed_option_and_a_renamed_patch_are_answered(names: None, capsys: Any) -> None:
@@ -170,6 +166,14 @@ def test_a_name_of_the_package(name: str) -> None:
     assert str(caught.value) == _line(name)
 
 
+def test_a_table_of_pyproject_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_bytes(b"\xff\n[tool.ddpfix]\nunused = 'find'\n")
+    found = settings.read({}, loader.load().patches)
+    assert found["unused"] == "auto" and found.gone == [_line("[tool.ddpfix]", "pyproject.toml [tool.ddpfix]")]
+    assert settings.read({}, loader.load().patches, {}).gone == []
+
+
 def test_plan_and_doctor_show_the_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("DDPFIX_EXAMPLE", "1")
     assert cli.main(["plan"]) == 0
@@ -200,10 +204,10 @@ def test_the_docs_have_the_table() -> None:
 
 
 @pytest.mark.parametrize("former", sorted(gone.VALUES))
-def test_a_former_value_stands_for_another_one(former: str, tmp_path: Path) -> None:
+def test_a_former_value_stands_for_another_one(former: str) -> None:
     variable, _, value = former.partition("=")
     instead, line = gone.VALUES[former]
     assert len(gone.answer(former)) <= 240 and not line.endswith(".")
-    found = settings.read({}, loader.load().patches, {variable: value.upper()}, tmp_path)
+    found = settings.read({}, loader.load().patches, {variable: value.upper()})
     assert found.values[variable[len("DDPFIX_") :].lower()] == instead
     assert found.gone == [f"{variable}={value.upper()} was removed in 1.1.0: {line}"]

@@ -36,7 +36,7 @@ def matrix_of(*rows: Row, when: Tuple[str, ...] = (), setting: Optional[str] = N
 
 
 def settings_of(arguments: Optional[Mapping[str, object]] = None, **environ: str) -> Settings:
-    return read(arguments or {}, ["kit.fix"], environ, folder=ROOT / "nowhere")
+    return read(arguments or {}, ["kit.fix"], environ)
 
 
 def decide(whole: Matrix, version: Optional[str], torch: Optional[str] = "2.13.0", **environ: str) -> Decision:
@@ -186,7 +186,7 @@ def test_switching_one_patch_off_changes_no_other_but_what_needs_it(patch: str) 
     }
 
     def decided(environ: Dict[str, str]) -> Dict[str, Tuple[State, str]]:
-        chosen = read({}, whole.patches, environ, Path("/nowhere"))
+        chosen = read({}, whole.patches, environ)
         return {d.patch: (d.action, d.reason) for d in resolve.resolve(whole, installed, chosen)}
 
     before, after = decided({}), decided({switch_name(patch): "0"})
