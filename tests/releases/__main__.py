@@ -1,8 +1,7 @@
-"""Compares releases of the toolkits with those that were tested, without installing or importing them.
+"""Reads the tested releases of the toolkits, without installing or importing them.
 
-Without a command, the newest release of each toolkit: which fixes rely on code that has changed since the newest tested
-one. The exit code is 0 if there are none, 1 if there are some, and 2 for bad input. ``hashes`` and ``backtest`` go
-through all tested releases: the first records what fixes rely on, the second tries the rule for untested releases.
+``hashes`` records in the matrix what fixes rely on; ``backtest`` tries the rule for untested releases on each. The
+exit code is 1 if it would have applied a fix wrongly, and 2 for bad input.
 """
 
 from __future__ import annotations
@@ -25,40 +24,17 @@ from tests.support import compiled
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the command; returns the exit code."""
-    words = sys.argv[1:] if arguments is None else arguments
-    options = _parser(words).parse_args(words)
-    whole = loader.load()
+    parser = argparse.ArgumentParser(prog="python -m tests.releases", description=__doc__)
+    parser.add_argument("command", choices=("hashes", "backtest"))
+    parser.add_argument("toolkits", nargs="*", metavar="TOOLKIT", help="some of them [all]")
+    parser.add_argument("--trees", type=Path, metavar="FOLDER", help="releases on no registry, as TOOLKIT/VERSION")
+    options = parser.parse_args(arguments)
     with Registry() as registry:
         try:
-            return {"hashes": _hashes, "backtest": _backtest}.get(words[0] if words else "", _newest)(
-                whole, registry, options
-            )
+            return (_hashes if options.command == "hashes" else _backtest)(loader.load(), registry, options)
         except ReleaseError as error:
             _env.say(str(error))
             return 2
-
-
-def _parser(words: List[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.releases", description=__doc__)
-    if words[:1] in (["hashes"], ["backtest"]):
-        parser.add_argument("command")
-    parser.add_argument("toolkits", nargs="*", metavar="TOOLKIT", help="some of them [all]; also TOOLKIT==VERSION")
-    parser.add_argument("--trees", type=Path, metavar="FOLDER", help="releases on no registry, as TOOLKIT/VERSION")
-    return parser
-
-
-def _newest(whole: Matrix, registry: Registry, options: argparse.Namespace) -> int:
-    changed = 0
-    for word in options.toolkits or list(whole.newest):
-        package, _, version = word.partition("==")
-        package = _toolkit(whole, package)
-        asked = [_version(version)] if "==" in word else registry.newest(whole.toolkits[package])
-        if not asked:
-            sys.stdout.write(f"{package} is on no registry: {package}==VERSION --trees FOLDER\n")
-        read = reader(whole, package, registry, options.trees)
-        for release in asked:
-            changed += backtest.show(whole, package, (versions(whole, package)[-1], release), read)
-    return int(changed > 0)
 
 
 def _hashes(whole: Matrix, registry: Registry, options: argparse.Namespace) -> int:
@@ -85,20 +61,10 @@ def _backtest(whole: Matrix, registry: Registry, options: argparse.Namespace) ->
 
 
 def _tested(whole: Matrix, options: argparse.Namespace) -> List[str]:
-    return [_toolkit(whole, name) for name in options.toolkits or whole.toolkits if versions(whole, name)]
-
-
-def _toolkit(whole: Matrix, name: str) -> str:
-    if name not in whole.toolkits or not versions(whole, name):
-        raise ReleaseError(f"{name!r} is no toolkit with tested releases; expected {', '.join(whole.newest)}")
-    return name
-
-
-def _version(text: str) -> Version:
-    try:
-        return Version(text)
-    except ValueError:
-        raise ReleaseError(f"{text[:40]!r} is not a version; write it like 1.4.16") from None
+    for name in options.toolkits:
+        if name not in whole.newest:
+            raise ReleaseError(f"{name!r} is no toolkit with tested releases; expected {', '.join(whole.newest)}")
+    return [name for name in options.toolkits or whole.toolkits if versions(whole, name)]
 
 
 def versions(whole: Matrix, package: str) -> List[Version]:

@@ -6,20 +6,18 @@ nobody has tested. The rule applies a fix where what it relies on is unchanged; 
 
 from __future__ import annotations
 
-import difflib
 import json
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from packaging.version import Version
 
-from ddpfix.cli import plan
 from ddpfix.matrix.compiling.reader import CURED
 from ddpfix.matrix.model import Matrix, Patch, Row
 from ddpfix.matrix.resolve import is_same_major
 from ddpfix.patching import unchanged
 from tests.releases import hashes
-from tests.releases.code import Code, Tree, Unreadable
+from tests.releases.code import Code, Tree
 
 KEPT = Path(__file__).with_name("backtest.json")
 RIGHT, WRONG = "applied and right", "applied and wrong"
@@ -155,50 +153,3 @@ def keep(found: Dict[str, List[Verdict]], versions: Dict[str, List[Version]]) ->
         releases = list(map(str, versions[name]))
         whole[name] = {"releases": releases, "counts": counted(verdicts), "others": others}
     KEPT.write_text(json.dumps(dict(sorted(whole.items())), indent=1) + "\n", encoding="utf-8")
-
-
-# Which fixes rely on code that a release has changed since the newest tested one.
-
-_STYLES = {"+": "green", "-": "red", "@": "cyan"}
-
-
-def show(matrix: Matrix, package: str, releases: Tuple[Version, Version], read: Callable[[Version], Tree]) -> int:
-    """Print each changed place with its fixes and a diff; returns how many there are.
-
-    Args:
-        matrix: the matrix.
-        package: a toolkit of it.
-        releases: the newest tested one, and the one in question.
-        read: the files of a release.
-    """
-    old, new = Code(read(releases[0])), Code(read(releases[1]))
-    fixes: Dict[str, List[str]] = {}
-    same = 0
-    for patch, row, places in relying(matrix, package, releases[0]):
-        place = changed(row, places, old, new)
-        fixes.setdefault(place, []).append(patch.id)
-        same += not place
-    fixes.pop("", None)
-    lines = [f"{package} {releases[1]}, compared with {releases[0]}: {same} fixes rely on code that is the same"]
-    for place, names in fixes.items():
-        lines += [f"{place} has changed: {', '.join(names)}", *_diff(_text(old, place), _text(new, place), releases)]
-    console = plan.new_console()
-    for line in lines:
-        console.print(plan.plain(line.expandtabs(4), _STYLES.get(line[:1], "")), soft_wrap=True)
-    return len(fixes)
-
-
-def _diff(old: str, new: str, releases: Tuple[Version, Version]) -> List[str]:
-    return list(difflib.unified_diff(old.split("\n"), new.split("\n"), str(releases[0]), str(releases[1]), lineterm=""))
-
-
-def _text(code: Code, place: str) -> str:
-    """The source of a place; empty where it is not, or cannot be read."""
-    module, _, attribute = place.partition(":")
-    try:
-        if attribute == "*":
-            return code.tree.source(module) if module in code.tree.paths else ""
-        found = code.find(place)
-        return code.text(found) if found is not None else ""
-    except Unreadable as error:
-        return str(error)

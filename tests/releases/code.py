@@ -6,7 +6,6 @@ By names, imports and base classes; nothing is written, imported or run.
 from __future__ import annotations
 
 import ast
-import textwrap
 import warnings
 import zipfile
 from importlib.util import decode_source
@@ -153,13 +152,6 @@ class Code:
         """The syntax tree of a module; None where it is not."""
         return self._tree(name) if name in self.tree.paths else None
 
-    def text(self, found: Found) -> str:
-        """The source of a definition, moved to the left."""
-        # Not splitlines: a form feed ends no line for the parser, whose numbers these are.
-        lines = self.tree.source(found.module).split("\n")
-        parts = [lines[_begin(node) - 1 : getattr(node, "end_lineno", 0)] for node in found.nodes]
-        return "".join(textwrap.dedent("\n".join(part)) + "\n" for part in parts)
-
     def _path(self, module: str, parts: List[str], seen: _Seen) -> Optional[_Thing]:
         thing = self._name(module, parts[0], seen)
         for part in parts[1:]:
@@ -243,12 +235,6 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
 
 def _is_field(node: ast.stmt) -> bool:
     return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-
-
-def _begin(node: ast.AST) -> int:
-    """The first line of a statement, its decorators included."""
-    lines: List[int] = [each.lineno for each in [node, *getattr(node, "decorator_list", [])]]
-    return min(lines)
 
 
 def _dotted(node: ast.AST) -> Optional[List[str]]:

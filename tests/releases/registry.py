@@ -40,12 +40,6 @@ class Registry:
     def __exit__(self, *reason: object) -> None:
         self._stack.close()
 
-    def newest(self, distribution: str) -> List[Version]:
-        """The newest release, and the newest pre-release where it is newer; none where no registry knows the name."""
-        versions = sorted({version for version, _ in self._all(distribution)})
-        releases = [each for each in versions if not each.is_prerelease]
-        return sorted({*releases[-1:], *versions[-1:]})
-
     def open(self, package: str, distribution: str, version: Version) -> Tree:
         """The files of a release.
 
