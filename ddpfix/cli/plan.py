@@ -56,7 +56,6 @@ def as_data(whole: model.Matrix, decision: resolve.Decision) -> Dict[str, Any]:
         "reason": decision.reason,
         "nearest": decision.nearest,
         "targets": [str(target) for target in row.targets] if row is not None else [],
-        "matrix_line": row.line if row is not None else None,
         "problem": patch.problem,
         "does": patch.does or patch.problem,
     }

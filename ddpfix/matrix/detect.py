@@ -56,16 +56,7 @@ _VERSION = "Version:"
 def _provided_by_others(toolkit: str) -> Optional[str]:
     """None where nothing has that import name; a fork under another name may, or a folder of the user's own."""
     spec = _spec(toolkit)
-    if spec is None or not spec.origin:
-        return None
-    # This reads every distribution, which takes long, so it is done only here.
-    if sys.version_info >= (3, 10):
-        from importlib import metadata
-    else:
-        import importlib_metadata as metadata
-    names = dict.fromkeys(metadata.packages_distributions().get(toolkit, ()))
-    own = ", ".join(f"{name} {metadata.version(name)}" for name in names)
-    return f"{UNRECOGNISED} ({own or spec.origin})"
+    return f"{UNRECOGNISED} ({spec.origin})" if spec is not None and spec.origin else None
 
 
 def _version_in_file(toolkit: str, file: str) -> Optional[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from ddpfix.matrix import compiled
 from ddpfix.matrix.model import Matrix, MatrixError
@@ -20,12 +19,12 @@ def load() -> Matrix:
     Raises:
         MatrixError: there is none, it is damaged, or ``compat_matrix.yaml`` of the checkout has been edited since.
     """
-    file, yaml = _file(compiled.NAME), source()
+    file, yaml = _PACKAGE / compiled.NAME, source()
     remedy = "reinstall ddpfix" if yaml is None else f"run {COMPILE}"
-    if not _is_complete():
+    if not patches().is_dir():
         raise MatrixError(f"{file}:1: the patches are missing; {remedy}")
     try:
-        found = compiled.of(_contents(compiled.NAME))
+        found = compiled.of(file.read_bytes())
         edited = yaml is not None and found is not None and compiled.digest(yaml.read_bytes()) != found[1]
     except OSError as error:
         raise MatrixError(f"{file}:1: cannot be read ({error.strerror}); {remedy}") from None
@@ -34,24 +33,6 @@ def load() -> Matrix:
     if edited:
         raise MatrixError(f"{yaml}:1: was edited after it was compiled; {remedy}")
     return found[0]
-
-
-def _is_complete() -> bool:
-    """Return whether the patches are there; in an archive they are."""
-    return patches().is_dir() or not _PACKAGE.is_dir()
-
-
-def _file(name: str) -> Path:
-    """Return the path of a file of the package."""
-    return _PACKAGE / name
-
-
-def _contents(name: str) -> bytes:
-    """Return the contents of a file of the package, which may be in an archive (zipapp); raise OSError."""
-    loader: Any = getattr(sys.modules[__name__.partition(".")[0]].__spec__, "loader", None)
-    if _PACKAGE.is_dir() or not hasattr(loader, "get_data"):
-        return _file(name).read_bytes()
-    return bytes(loader.get_data(str(_file(name))))
 
 
 def source() -> Optional[Path]:

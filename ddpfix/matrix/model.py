@@ -91,7 +91,6 @@ class Row(NamedTuple):
     targets: Tuple[Target, ...]
     tested: Tuple[Version, ...]
     why: str
-    line: int
     rests_on: Tuple[str, ...] = ()
     also: Tuple[str, ...] = ()
 

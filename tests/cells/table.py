@@ -29,7 +29,6 @@ TOOLS = (
     "wrapt",
     "packaging",
     "rich",
-    "importlib-metadata",
     "setuptools",
     "hypothesis",
 )

@@ -1,9 +1,7 @@
-"""Machines on which little is as usual: flags of the interpreter, a bare environment, archives, another system."""
+"""Machines on which little is as usual: flags of the interpreter, a bare environment, another system."""
 
 from __future__ import annotations
 
-import shutil
-import zipapp
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
@@ -156,93 +154,6 @@ def test_site_packages_that_cannot_be_written(
     finally:
         for each in (path for path in [folder, *folder.rglob("*")] if path.is_dir()):
             each.chmod(0o755)
-
-
-def archive(folder: Path, wheel: Path, requirements: Path, main: str) -> Path:
-    """A zipapp with ddpfix and what it needs; compiled modules cannot be imported from one."""
-    support.unpack(wheel, Place(make_site(folder / "app")))
-    app = folder / "app" / "lib" / "python3" / "site-packages"
-    for name in ("wrapt", "packaging"):
-        shutil.copytree(requirements / name, app / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    (app / "__main__.py").write_text(main, encoding="utf-8")
-    zipapp.create_archive(app, folder / "app.pyz")
-    return folder / "app.pyz"
-
-
-def make_site(folder: Path) -> Path:
-    (folder / "lib" / "python3" / "site-packages").mkdir(parents=True)
-    return folder
-
-
-REPORTS = "import ddpfix.auto, ddpfix, torch.nn.parallel\nprint(ddpfix.__file__, ddpfix.report().active)\n"
-
-
-def test_a_zipapp_is_patched(wheel: Path, requirements: Path, unpatched: Place, tmp_path: Path) -> None:
-    app = archive(tmp_path, wheel, requirements, REPORTS)
-    done = unpatched.run(app, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == (f"{app / 'ddpfix' / '__init__.py'} True\n", "")
-    plan = support.succeed(
-        [unpatched.python, "-c", "from ddpfix.cli.main import main; main(['plan'])"],
-        unpatched.env(PYTHONPATH=str(app)),
-        tmp_path,
-    )
-    assert f"ddpfix {__version__}" in plan
-
-
-@LONG
-def test_a_zipapp_trains_as_an_installation_does(wheel: Path, requirements: Path, tmp_path: Path) -> None:
-    app = archive(tmp_path, wheel, requirements, REPORTS)
-    place = support.new_place(tmp_path / "place")
-    place.link(packages())
-    # In front of a checkout that the linked environment may name.
-    assert train([place.python], tmp_path, place.env(PYTHONPATH=str(app))) == [GRADIENTS] * 2
-
-
-def tool(place: Place, name: str) -> None:
-    """Install a packager from the registry; where there is none, the test says so."""
-    done = support.start([*support.with_pip(place, "install"), name])
-    if done.returncode:
-        pytest.skip(f"NOT TRIED: {name} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
-
-
-@LONG
-@pytest.mark.parametrize("kind", ["pex", "shiv"])
-def test_archives_that_unpack_themselves(kind: str, wheel: Path, torch_folder: Path, tmp_path: Path) -> None:
-    place = support.new_place(tmp_path / "place")
-    tool(place, kind)
-    target = tmp_path / f"app.{kind}"
-    program = tmp_path / "program.py"
-    program.write_text(REPORTS, encoding="utf-8")
-    needs = [name.partition(";")[0] for name in support.REQUIREMENTS[:3]]
-    deps = tmp_path / "deps"
-    support.succeed([*support.with_pip(place, "install"), "--no-deps", "--target", deps, wheel])
-    support.succeed([*support.with_pip(place, "install"), "--target", deps, *needs])
-    root = {"PEX_ROOT": str(tmp_path / "pex"), "SHIV_ROOT": str(tmp_path / "shiv")}
-    if kind == "pex":
-        words: List[object] = [place.bin / "pex", "-D", deps, "--python", place.python, "-o", target]
-    else:
-        words = [place.bin / "shiv", "--site-packages", deps, "-p", "/usr/bin/env python3", "-o", target]
-    support.succeed(words, place.env(**root), tmp_path)
-    env = place.env(
-        **root, PYTHONPATH=str(torch_folder), PEX_INHERIT_PATH="fallback", PEX_EXTRA_SYS_PATH=str(torch_folder)
-    )
-    done = support.start([place.python, target, program], env, tmp_path)
-    assert done.returncode == 0 and done.stdout.endswith(" True\n"), done.stderr
-
-
-@LONG
-def test_a_frozen_executable(wheel: Path, requirements: Path, torch_folder: Path, tmp_path: Path) -> None:
-    """PyInstaller, with a torch that does nothing: what is shown is the way in, and that the data files are found."""
-    place = support.new_place(tmp_path / "place")
-    tool(place, "pyinstaller")
-    support.install_wheel(place, wheel)
-    place.link(requirements, torch_folder)
-    program = tmp_path / "program.py"
-    program.write_text(REPORTS, encoding="utf-8")
-    words = ["-m", "PyInstaller", "--onedir", "--collect-all", "ddpfix", "--copy-metadata", "torch", "-y", "program.py"]
-    support.succeed([place.python, *words], place.env(), tmp_path)
-    done = support.start([tmp_path / "dist" / "program" / "program"], support.clean(), tmp_path)
-    assert done.returncode == 0 and done.stdout.endswith(" True\n"), done.stderr
 
 
 # Modules and functions that Windows lacks. Libraries have been imported before, as they are on this system.

@@ -54,7 +54,6 @@ def test_the_metadata(wheel: Path) -> None:
         "wrapt",
         "packaging",
         "rich",
-        "importlib-metadata",
     }
     assert metadata["Requires-Python"] == ">=3.8" and metadata["License-Expression"] == "Apache-2.0"
     assert "ddpfix = ddpfix.cli.main:main" in entry_points

@@ -94,7 +94,7 @@ VERSIONS = tuple(map(Version, LOOPS))
 
 def row(patch: str, place: str, end: str = "3", start: str = "1.0", **more: Any) -> Row:
     inside = tuple(each for each in VERSIONS if Version(start) <= each < Version(end))
-    return Row(patch, Range(start, end), "cured", (Target("kit.loop", place),), inside, "why", 1, **more)
+    return Row(patch, Range(start, end), "cured", (Target("kit.loop", place),), inside, "why", **more)
 
 
 def test_each_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

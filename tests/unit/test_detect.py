@@ -88,7 +88,7 @@ def recognise(toolkit, found):
 detect.recognise = recognise
 patch = Patch("ddpfix_kit.fix", "ddpfix_kit", "none:fix", None, (), "problem", ())
 targets = (Target("ddpfix_kit.utils.core", "Core.run"),)
-row = Row("ddpfix_kit.fix", Range("1", "2"), "cured", targets, (), "why", 1)
+row = Row("ddpfix_kit.fix", Range("1", "2"), "cured", targets, (), "why")
 mark = Mark("1.5", words=(("utils/core.py", "class Core"),))
 toolkits = {"torch": "torch", "ddpfix_kit": "packaging"}
 whole = Matrix(toolkits, {"ddpfix_kit.fix": patch}, (row,), {}, {"ddpfix_kit": (mark,)})
@@ -188,9 +188,8 @@ def provided(home: Path, name: str, distribution: str, version: str) -> None:
 
 
 def test_a_fork_under_another_name_is_named(home: Path) -> None:
-    """packages_distributions tells which distribution provides an import name."""
     provided(home, "ddpfix_kit", "kit-of-somebody-else", "3.2.1")
-    assert installed() == f"{detect.UNRECOGNISED} (kit-of-somebody-else 3.2.1)"
+    assert installed() == f"{detect.UNRECOGNISED} ({home / 'ddpfix_kit' / '__init__.py'})"
 
 
 def installed() -> Optional[str]:

@@ -46,7 +46,6 @@ def shuffled(data: Any, chance: random.Random) -> Any:
 
 def decided(whole: Matrix, installed: Dict[str, Optional[str]], chosen: Dict[str, object]) -> Dict[str, Any]:
     found = resolve.resolve(whole, installed, read(chosen, whole.patches, {}))
-    # The line of a row is recorded, and decides nothing.
     rows = {
         d.patch: None if d.row is None else (d.row.versions, d.row.status, d.row.targets, d.row.tested) for d in found
     }

@@ -27,7 +27,7 @@ TARGET = (Target("kit.module", "function"),)
 def row(versions: str, tested: str = "", status: str = "cured", patch: str = "kit.fix") -> Row:
     known = tuple(Version(text) for text in tested.split())
     clauses = {clause[: -len(clause.lstrip("<>="))]: clause.lstrip("<>=") for clause in versions.split(",")}
-    return Row(patch, Range(clauses.get(">="), clauses.get("<", "9999")), status, TARGET, known, f"why {versions}", 1)
+    return Row(patch, Range(clauses.get(">="), clauses.get("<", "9999")), status, TARGET, known, f"why {versions}")
 
 
 def matrix_of(*rows: Row, when: Tuple[str, ...] = (), setting: Optional[str] = None) -> Matrix:

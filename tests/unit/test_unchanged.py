@@ -61,7 +61,7 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 def row(*attributes: str, rests_on: Tuple[str, ...] = ()) -> Row:
     targets = tuple(Target("kit.loop", attribute) for attribute in attributes)
-    return Row("kit.fix", Range("1.0", "2.0"), "cured", targets, (), "why", 1, rests_on)
+    return Row("kit.fix", Range("1.0", "2.0"), "cured", targets, (), "why", rests_on)
 
 
 def known(module: Any, *attributes: str) -> Dict[str, Tuple[str, ...]]:

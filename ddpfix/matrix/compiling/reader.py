@@ -213,7 +213,6 @@ class Reader:
                     "targets": targets,
                     "tested": [],
                     "why": entry["why"].one_line(),
-                    "line": item.line,
                     "rests_on": [f"{each['module']}:{each['attribute']}" for each in rests_on],
                     "also": entry["also"].texts() if "also" in entry else [],
                 }
