@@ -1,8 +1,7 @@
-"""``ddpfix explain``: what a fix does and why, or which fixes mention a word; torch and toolkits are not imported."""
+"""``ddpfix explain``: what a fix does and why; torch and toolkits are not imported."""
 
 from __future__ import annotations
 
-from rich.table import Table
 from rich.text import Text
 
 from ddpfix import _env
@@ -10,16 +9,12 @@ from ddpfix.cli.plan import new_console, plain
 from ddpfix.matrix import gone, loader, model, settings
 from ddpfix.matrix.settings import near
 
-# Letters of a word that is searched for: fewer are in every text.
-_SHORTEST = 3
-
 
 def explain(wanted: str) -> int:
     """Print what one fix does, the problem, the evidence, the versions and the setting; its id comes last.
 
-    A word that is no id gives the fixes that mention it, and what each does. Returns 2 where none does. A
-    removed name (any key of the table, or a command without ``ddpfix``) is answered with its line, a renamed patch
-    with a line and its text.
+    Returns 2 where no fix has this id. A removed name (any key of the table, or a command without ``ddpfix``) is
+    answered with its line, a renamed patch with a line and its text.
     """
     earlier = next((key for key in (wanted, f"ddpfix {wanted}") if key in gone.GONE), None)
     if earlier is not None:
@@ -30,7 +25,8 @@ def explain(wanted: str) -> int:
         _env.say(gone.answer(wanted))
     patch = whole.patches.get(gone.RENAMED.get(wanted, wanted))
     if patch is None:
-        return _mention(wanted, whole)
+        _env.say(f"no fix is called {wanted!r}; python -m ddpfix plan --all lists them{near(wanted, whole.patches)}")
+        return 2
     console = new_console()
     console.print(Text("ddpfix ").append_text(plain(f"{patch.does or patch.problem}", "bold")))
     console.print(Text("\nProblem: ").append_text(plain(patch.problem)))
@@ -52,29 +48,6 @@ def explain(wanted: str) -> int:
     console.print(Text("\nSetting: ").append_text(plain(_controls(patch))))
     console.print(Text("\nFix: ").append_text(plain(patch.id)))
     return 0
-
-
-def _mention(wanted: str, whole: model.Matrix) -> int:
-    """Print the fixes that mention a word."""
-    word = wanted.strip().lower()
-    found = [each for each in whole.patches.values() if word in _spoken(each)] if len(word) >= _SHORTEST else []
-    if not found:
-        _env.say(f"no fix is called {wanted!r}; python -m ddpfix plan --all lists them{near(wanted, whole.patches)}")
-        return 2
-    console = new_console()
-    console.print(plain(f"No fix is called {wanted!r}. These mention it (explain <fix> has more):"))
-    table = Table(show_lines=False)
-    table.add_column("what ddpfix does", overflow="fold")
-    table.add_column("fix", no_wrap=True)
-    for each in found:
-        table.add_row(plain(each.does or each.problem), plain(each.id))
-    console.print(table)
-    return 0
-
-
-def _spoken(patch: model.Patch) -> str:
-    """Return what is searched of a patch: id, problem, evidence, what else it changes, variables; in small letters."""
-    return " ".join((patch.id, patch.does, patch.problem, *patch.evidence, *patch.also, _controls(patch))).lower()
 
 
 def _controls(patch: model.Patch) -> str:

@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
             text = f"{setting.meaning} (default: {setting.default}; {setting.variable})"
             group.add_argument(f"--{setting.name}", metavar=_values(setting), help=text.replace("%", "%%"))
     explain = commands.add_parser("explain", help="what a fix does, for which problem, evidence, versions and setting")
-    text = "the name of a fix as plan prints it (transformers.layerdrop); or a word, for the fixes that mention it"
+    text = "the name of a fix as plan prints it (transformers.layerdrop)"
     explain.add_argument("patch", help=text)
     text = "what is here, what would stop a training, and what to do"
     doctor = commands.add_parser("doctor", help=text, description=_DOCTOR)

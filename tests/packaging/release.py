@@ -1,9 +1,7 @@
 """``python -m tests.packaging.release [FOLDER]``: what is published, built twice and checked (``nox -s release``).
 
 The wheel and the sdist are built in two places that differ in all that a build could let in, and have to be equal,
-byte by byte. They are checked with twine and check-wheel-contents; the wheel is installed with what it needs, and a
-bill of materials (CycloneDX) says what that is. The workflows, the issue forms, the citation, the conda recipe and the
-container file are checked as well.
+byte by byte. They are checked with twine and check-wheel-contents, and the conda recipe is rendered.
 """
 
 from __future__ import annotations
@@ -23,15 +21,8 @@ FORGE = ROOT / ".github"
 WORKFLOW = FORGE / "workflows" / "release.yml"
 TESTS = FORGE / "workflows" / "tests.yml"
 CITATION = ROOT / "CITATION.cff"
-# What has a schema, by its name.
-DESCRIBED = {
-    "vendor.github-workflows": (WORKFLOW, TESTS),
-    "vendor.github-issue-forms": (FORGE / "ISSUE_TEMPLATE" / "job.yml", FORGE / "ISSUE_TEMPLATE" / "toolkit.yml"),
-    "vendor.github-issue-config": (FORGE / "ISSUE_TEMPLATE" / "config.yml",),
-    "vendor.citation-file-format": (CITATION,),
-}
+FORMS = (FORGE / "ISSUE_TEMPLATE" / "job.yml", FORGE / "ISSUE_TEMPLATE" / "toolkit.yml")
 RECIPE = ROOT / "recipe" / "recipe.yaml"
-CONTAINER = ROOT / "Containerfile"
 # What the places of the two builds have of their own, beside their folder and the times of their files.
 SURROUNDINGS = (
     {"TZ": "UTC", "LC_ALL": "C", "PYTHONHASHSEED": "1", "UMASK": "022"},
@@ -61,11 +52,6 @@ def command(*words: object, env: Optional[Dict[str, str]] = None, cwd: Path = RO
     if done.returncode:
         raise ReleaseError(f"{' '.join(texts)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
-
-
-def program(name: str) -> Path:
-    """A program that is installed beside the running interpreter."""
-    return Path(sys.executable).parent / name
 
 
 def epoch() -> str:
@@ -119,15 +105,6 @@ def check_files(files: List[Path]) -> None:
     command(sys.executable, "-m", "check_wheel_contents", *[path for path in files if path.suffix == ".whl"])
 
 
-def check_descriptions() -> None:
-    """Workflows, issue forms, the citation, the container file and the conda recipe, each by the tool made for it."""
-    for schema, files in DESCRIBED.items():
-        command(program("check-jsonschema"), "--builtin-schema", schema, *files)
-    command(program("zizmor"), "--offline", "--no-progress", WORKFLOW, TESTS)
-    command(program("hadolint"), "--failure-threshold", "info", CONTAINER)
-    render_recipe()
-
-
 def render_recipe() -> Dict[str, object]:
     """The conda recipe as rattler-build understands it."""
     from rattler_build import Stage0Recipe, VariantConfig
@@ -137,38 +114,18 @@ def render_recipe() -> Dict[str, object]:
     return found
 
 
-def describe(wheel: Path, folder: Path) -> Path:
-    """The bill of materials of an environment that has the wheel and what it needs, and nothing else.
-
-    It is validated against the schema of CycloneDX when it is written.
-    """
-    name, version = wheel.name.split("-")[:2]
-    with tempfile.TemporaryDirectory(prefix="ddpfix-release-") as place:
-        python = Path(place) / "bin" / "python"
-        command(program("uv"), "venv", "-q", "--python", sys.executable, place)
-        install = (program("uv"), "pip", "install", "-q", "--python", python, "-c", ROOT / "tests" / "constraints.txt")
-        # By its name: an installation by path would be in the list with a folder of this machine.
-        command(*install, "--find-links", wheel.parent, f"{name}=={version}")
-        command(python, "-m", "ddpfix", "plan", cwd=Path(place))
-        path = folder / f"{name}-{version}.cdx.json"
-        words = ("--pyproject", "pyproject.toml", "--mc-type", "library", "--output-reproducible", "-o", path)
-        command(sys.executable, "-m", "cyclonedx_py", "environment", *words, python)
-    return path
-
-
 def main(folder: Path) -> int:
     changed = command("git", "status", "--porcelain").strip()
     if changed:
         raise ReleaseError(f"what is published is a commit, and these files are not in it:\n{changed}")
     if folder.exists() and list(folder.iterdir()):
         raise ReleaseError(f"{folder} has files: it would be published with them")
-    check_descriptions()
+    render_recipe()
     with tempfile.TemporaryDirectory(prefix="ddpfix-release-") as place:
         files = build_twice(Path(place))
         check_files(files)
         folder.mkdir(parents=True, exist_ok=True)
         published = [Path(shutil.copy(str(path), str(folder))) for path in files]
-        published.append(describe(files[1] if files[1].suffix == ".whl" else files[0], folder))
     for path in published:
         print(f"{path}: {path.stat().st_size} bytes")
     return 0
