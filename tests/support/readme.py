@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from cogapp import Cog
 
@@ -16,7 +16,6 @@ from ddpfix.matrix.gone import GONE, RENAMED, RENAMED_UNTIL
 from ddpfix.matrix.model import Patch
 from ddpfix.trace import schema
 from tests.releases import backtest as releases
-from tests.support import tested
 from tests.upstream import toolkit
 from tests.upstream.outcomes import STOCK
 
@@ -161,24 +160,6 @@ def columns() -> str:
     for each in schema.COLUMNS:
         lines.append(f"| `{each.name}` | {kinds[each.kind]} | {each.unit} | {each.meaning} |")
     return "\n".join(lines)
-
-
-def durations() -> str:
-    """One line a toolkit: its cells that have run, what was tested in them, and how long it took; the sum below."""
-    head = "| cells of | run | whole | tests passed | skipped | minutes a cell | hours |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
-    found = tested.read()
-    names = dict.fromkeys(result["toolkit"] for result in found)
-    lines += [_took(name, [result for result in found if result["toolkit"] == name]) for name in names]
-    return "\n".join([*lines, _took("all", found)])
-
-
-def _took(name: str, found: Sequence[Dict[str, Any]]) -> str:
-    passed, skipped, seconds = (sum(result[word] for result in found) for word in ("passed", "skipped", "seconds"))
-    whole = sum("sample" not in result for result in found)
-    minutes = sorted(round(result["seconds"] / 60) for result in found)
-    span = f"{minutes[0]} to {minutes[-1]}" if minutes[0] < minutes[-1] else str(minutes[0])
-    return f"| {name} | {len(found)} | {whole} | {passed} | {skipped} | {span} | {seconds / 3600:.1f} |"
 
 
 def upstream() -> str:

@@ -42,18 +42,6 @@ def test_a_part_that_is_missing_or_of_another_kind_is_refused(name: str) -> None
     assert compiled.of(sealed(json.dumps(whole).encode())) is None
 
 
-def test_nothing_is_lost() -> None:
-    whole, found = Reader(YAML).matrix(), loader.load()
-    assert (found.toolkits, found.patches, found.version_files) == (whole.toolkits, whole.patches, whole.version_files)
-    assert list(found.rows) == list(whole.rows) and len(found.rows) == len(whole.rows) > 150
-    assert any(patch.examined for patch in found.patches.values())
-    assert any(patch.instead for patch in found.patches.values())
-    assert found.marks == whole.marks
-    for patch in whole.patches:
-        assert found.rows_of(patch) == whole.rows_of(patch)
-    assert found.rows[3] == whole.rows[3] and found.rows[-2:] == list(whole.rows[-2:])
-
-
 def test_rows_are_made_when_they_are_first_read() -> None:
     rows: Any = loader.load().rows
     assert not rows._made

@@ -44,7 +44,7 @@ def test_an_old_part_is_found_and_made_anew(tmp_path: Path) -> None:
 def test_every_page_has_its_generated_part() -> None:
     """A page without it would be up to date for ever."""
     texts = {named(page): page.read_text(encoding="utf-8") for page in readme.generated()}
-    calls = {"README.md": "toolkits()", "CONTRIBUTING.md": "durations()", "docs/README.md": "toolkit_pages()"}
+    calls = {"README.md": "toolkits()", "docs/README.md": "toolkit_pages()"}
     calls["docs/usage.md"], calls["docs/versions.md"], calls["docs/trace.md"] = "values()", "versions()", "columns()"
     calls["docs/unused-parameters.md"], calls["docs/dev/architecture.md"] = "transitions()", "rooms.picture()"
     calls["docs/dev/faults.md"], calls["docs/dev/upstream.md"] = "faults()", "upstream()"
