@@ -61,9 +61,6 @@ def variables(cell: Cell, folder: Path) -> Dict[str, str]:
     """The environment variables of a cell's tests; the release itself is unpacked for them if it has to be."""
     home = folder / cell.environment
     found = {"OMP_NUM_THREADS": "1"}
-    if cell.fit.python.endswith("t"):
-        # Triton's library does not say that it can do without the lock, and would bring it back.
-        found["PYTHON_GIL"] = "0"
     if cell.toolkit == "wenet":
         only = home / "trees" / cell.version
         only.mkdir(parents=True, exist_ok=True)
@@ -150,7 +147,6 @@ def interpreter(version: str) -> str:
     if version == "{}.{}".format(*sys.version_info[:2]):
         return sys.executable
     named = os.environ.get("TEST_PYTHONS", "").split(os.pathsep)
-    # A name ends with the version, so that 3.13 is not taken for 3.13t, which has no lock for all threads.
     return next((path for path in named if f"/{version}." in path or path.endswith(f"/python{version}")), version)
 
 

@@ -107,16 +107,6 @@ PYTHONS: Dict[str, Dict[Tuple[int, ...], str]] = {
 }
 # What an interpreter could break without ranks; two files are about what is written here, and about these results.
 UNIT = ("tests/unit", "--ignore=tests/unit/test_readme.py", "--ignore=tests/unit/test_tested.py")
-# The same for an interpreter without the lock, of whose kind there is no wheel of what transformers needs.
-UNLOCKED = (
-    (
-        *UNIT,
-        "--ignore=tests/unit/test_zoo.py",
-        "-k",
-        "not lists_what_is_changed and not in_the_installed_release and not targets_for_what_is_installed",
-    ),
-    ("tests/late/loops", "tests/trace"),
-)
 # The first one that a version meets is taken.
 FITS: Dict[str, Tuple[Fit, ...]] = {
     "torch": (
@@ -169,7 +159,7 @@ MORE: Dict[str, Tuple[Fit, ...]] = {
         )
         for version in ("2.0.9.post0", "2.3.3", "2.6.6")
     )
-    # The newest interpreters, and one without the lock for all threads, where later ones of hypothesis are compiled.
+    # The newest interpreters.
     + tuple(
         Fit(
             "==2.15.0",
@@ -189,8 +179,7 @@ MORE: Dict[str, Tuple[Fit, ...]] = {
             ("3.13", "numpy", ("2.14.1", "2.15.0")),
         )
         for version in versions
-    )
-    + (Fit("==2.10.0", ("numpy", "hypothesis==6.140.0"), python="3.13t", tests=UNLOCKED, stack="python3.13t"),),
+    ),
     # Where a row of accelerate ends and the next one begins.
     "transformers": tuple(
         Fit("==4.42.4", ("numpy<2", f"accelerate=={version}"), tests=(RANKS,), stack=f"accelerate{version}")
