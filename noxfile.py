@@ -69,7 +69,7 @@ def whole(session: nox.Session) -> None:
 
 @nox.session
 def release(session: nox.Session) -> None:
-    """What is published, built twice and checked: in dist/, or the folder that is named."""
+    """What is published, built and checked: in dist/, or the folder that is named."""
     needed = nox.project.load_toml("pyproject.toml")["dependency-groups"]["release"]
     session.install("-q", "-c", "tests/constraints.txt", *needed)
     session.run("python", "-m", "tests.packaging.release", *session.posargs)

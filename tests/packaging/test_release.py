@@ -1,11 +1,10 @@
-"""What is published: the same bytes from any place, and one version, one list of requirements everywhere."""
+"""What is published: one version, one list of requirements everywhere."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from pathlib import Path
 from typing import Any, Dict, Set
 
 import pytest
@@ -25,35 +24,11 @@ else:
 pytestmark = pytest.mark.packaging
 # What conda calls otherwise.
 CONDA = {"torch": "pytorch"}
-needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="NOT RUN: an sdist has no commits; use a clone")
 
 
 def project() -> Dict[str, Any]:
     found: Dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return found
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-@needs_git
-def test_two_builds_in_other_places_at_other_times_are_equal(tmp_path: Path) -> None:
-    files = release.build_twice(tmp_path)
-    assert [path.name for path in files] == [f"ddpfix-{__version__}-py3-none-any.whl", f"ddpfix-{__version__}.tar.gz"]
-
-
-@pytest.mark.sampled(inside=False)
-@needs_git
-def test_builds_that_differ_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place that lets something in: here, a line of the README that has the folder in it."""
-    copy_tree = release.copy_tree
-
-    def with_its_place(folder: Path, age: float) -> Path:
-        with (copy_tree(folder, age) / "README.md").open("a", encoding="utf-8") as file:
-            file.write(str(folder))
-        return folder
-
-    monkeypatch.setattr(release, "copy_tree", with_its_place)
-    with pytest.raises(release.ReleaseError, match="two builds differ"):
-        release.build_twice(tmp_path)
 
 
 def test_a_command_that_fails_is_an_error() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import tarfile
 import zipfile
 from email.parser import Parser
@@ -59,26 +57,6 @@ def test_the_metadata(wheel: Path) -> None:
     assert "ddpfix = ddpfix.cli.main:main" in entry_points
 
 
-def test_the_metadata_leads_out_of_an_index_page(wheel: Path) -> None:
-    """Such a page resolves no relative link. Each one leads to a file of this tree, a picture to its bytes."""
-    with zipfile.ZipFile(wheel) as archive:
-        metadata = Parser().parsestr(archive.read(f"ddpfix-{__version__}.dist-info/METADATA").decode())
-    source = "https://github.com/ddpfix/ddpfix"
-    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
-    assert set(urls) == {"Source", "Documentation", "Issues", "Changelog"}
-    assert all(url.startswith(source) for url in urls.values()) and urls["Source"] == source
-    text = str(metadata.get_payload())
-    links, own = (
-        re.findall(r"\]\(([^)]+)\)", text),
-        re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8")),
-    )
-    assert metadata["Description-Content-Type"] == "text/markdown" and len(links) == len(own) > 20
-    for link, relative in zip(links, own):
-        kind = "raw" if relative.endswith(".png") else "blob"
-        assert link == f"{source}/{kind}/v{__version__}/{relative}"
-        assert (ROOT / relative.partition("#")[0]).exists()
-
-
 def test_the_sdist_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(support.build("sdist", ROOT, tmp_path / "sdist")) as archive:
         archive.extractall(tmp_path)
@@ -115,35 +93,6 @@ def test_install_use_and_uninstall(version: str, wheel: Path, tmp_path: Path, to
     support.succeed([*support.with_uv(place, "uninstall"), "ddpfix"])
     assert nothing_left(place, before) == []
     after_uninstall(place)
-
-
-BYTE_CODE = re.compile(r"\.opt-[12]\.pyc$")
-
-
-@pytest.mark.sampled(inside=False)
-def test_pip_leaves_the_byte_code_of_runs_with_O_and_that_does_nothing(
-    wheel: Path, tmp_path: Path, requirements: Path, torch_folder: Path
-) -> None:
-    """pip takes away what it has installed and the plain byte code beside it, of any package; uv takes the folders."""
-    place = support.new_place(tmp_path / "place")
-    place.link(requirements, torch_folder)
-    install = support.with_pip(place, "install")
-    before = place.files()
-    support.succeed([*install, "--no-deps", wheel])
-    use(place, tmp_path)
-    support.succeed([*support.with_pip(place, "uninstall"), "ddpfix"])
-    left = [name for name in nothing_left(place, before) if (place.packages / name).is_file()]
-    assert left != [] and [name for name in left if not BYTE_CODE.search(name)] == []
-    # The folder looks like a namespace package; what a program would import from it is not there.
-    for code in ("import torch", "import ddpfix", MISSING.format("ddpfix.auto"), MISSING.format("ddpfix.engine")):
-        done = place.run("-c", code, DDPFIX="1")
-        assert (done.returncode, done.stderr) == (0, "")
-    shutil.rmtree(place.packages / "ddpfix")
-    assert nothing_left(place, before) == []
-    after_uninstall(place)
-
-
-MISSING = "try:\n    import {}\nexcept ImportError:\n    raise SystemExit(0)\nraise SystemExit('it can be imported')"
 
 
 def nothing_left(place: Place, before: List[str]) -> List[str]:
