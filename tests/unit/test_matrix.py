@@ -6,7 +6,7 @@ import inspect
 import re
 from itertools import product
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -148,145 +148,85 @@ def test_code_is_needed_for_a_fix_only(tmp_path: Path) -> None:
     assert line == line_of(with_fix, "  torch.never") and "code missing" in message and "cured" in message
 
 
-# (what is replaced, by what, where the error is, what the message has to say)
+# (what is replaced, by what, where the error is if that is elsewhere, what the message has to say)
 FIRST_ROW, LAST_ROW = '- from: "1.13"', '- from: "2.10"'
 VERSIONS = '["1.13.1", "2.1.0", "2.4.1"]'
-CODE = "torch.unused.flag:decide"
-BAD = {
-    "not YAML": ("schema: 2", "schema: [2", "toolkits:", "not valid YAML"),
-    "tab": ("  transformers: transformers\n", "\ttransformers: t\n", "\ttransformers", "not valid YAML"),
-    "two documents": ("tested:\n", "---\ntested:\n", "---", "not valid YAML"),
-    "schema 1": (GOOD, "schema: 1\ntoolkits: {}\npatches: {}\nrows: []\n", "schema", "expected 2"),
-    "unknown schema": ("schema: 2", "schema: 3", "schema", "expected 2"),
-    "no schema": ("schema: 2\n", "", "toolkits", "schema missing"),
-    "unknown key at the top": ("tested:\n", "colour: red\ntested:\n", "colour", "expected schema, toolkits"),
-    "unknown key in a patch": (
-        "    code:",
-        "    cod:",
-        "    cod:",
-        "expected toolkit, problem, evidence, rows, code",
-    ),
-    "unknown key in a row": ("        why: another", "        way: a", "        way:", "expected why, from, to"),
-    "unknown key in a target": (
-        "{at: forward, call:",
-        "{at: forward, wants:",
-        "{at: forward",
-        "expected at, expects",
-    ),
-    "missing key": ("        why: another\n", "", '- from: "2.1"', "why missing"),
-    "a key twice": ("        why: another", "        why: one\n        why: another", "        why: another", "twice"),
-    "toolkits without torch": (
-        GOOD[GOOD.index("  torch:") : GOOD.index("  transformers")],
-        "",
-        "toolkits:",
-        "'torch' is missing",
-    ),
-    "unknown toolkit": ("toolkit: torch", "toolkit: tocrh", "tocrh", "expected torch, transformers"),
-    "unknown code file": (
-        "torch.unused.flag:decide",
-        "torch.unsued:find",
-        "torch.unsued:find",
-        "'toolkit.file:function'",
-    ),
-    "code from elsewhere": (CODE, "os:system", "os:system", "is not shipped"),
-    "no code": (
-        "    code: torch.unused.flag:decide\n",
-        "",
-        "call: user_choice",
-        "the file of the patch's code, which is missing",
-    ),
-    "call of what is not there": (
-        "call: user_choice",
-        "call: decied",
-        "call: decied",
-        "function in patches/torch/unused/flag.py",
-    ),
-    "a list of calls": ("call: user_choice", "call: [user_choice]", "call: [", "a plain value is expected"),
-    "unknown setting": ("setting: unused", "setting: unsued", "unsued", "expected unused, layerdrop"),
-    "unknown value": ("[auto, find]", "[auto, fnid]", "fnid", "expected auto, find, late, static, off"),
-    "off as a bool": ("[auto, find]", "[auto, off]", "[auto, off]", "not bool (put it in quotes)"),
-    "instead of a value that is not in when": ("{find: auto}", "{late: auto}", "{late", "expected auto, find"),
-    "instead by what is none of its own": ("{find: auto}", "{find: find}", "{find", "expected auto"),
-    "a hash that is none": ("54cfe6d62560", "54cfe6d6256x", "54cfe6d6256x", "12 hexadecimal digits"),
-    "a hash that is no list": ('["54cfe6d62560"]', '"54cfe6d62560"', "examined", "a list is expected here"),
-    "an unknown need": (
-        "    setting: unused\n",
-        "    needs: [torch.seven]\n    setting: unused\n",
-        "  torch.flag",
-        "cannot need 'torch.seven'",
-    ),
-    "after an unknown patch": (
-        "    setting: unused\n",
-        "    after: [torch.seven]\n    setting: unused\n",
-        "  torch.flag",
-        "cannot be after 'torch.seven'",
-    ),
-    "after itself": (
-        "    setting: unused\n",
-        "    after: [torch.flag]\n    setting: unused\n",
-        "  torch.flag",
-        "each after another one of them: torch.flag",
-    ),
-    "a need of itself": (
-        "    setting: unused\n",
-        "    needs: [torch.flag]\n    setting: unused\n",
-        "  torch.flag",
-        "cannot need 'torch.flag'",
-    ),
-    "when without setting": ("    setting: unused\n", "", "when", "needs a setting"),
-    "patch id without dot": ("  torch.flag:\n", "  torch_flag:\n", "  torch_flag", "'toolkit.fix'"),
-    "unknown place": ("- forward\n", "- backward\n", "- backward", "no place of torch; expected forward, a target"),
-    "a place without colon": ('"torch.nn:Module.forward"', "torch.nn", "at: torch.nn", "'package.module:Class.method'"),
-    "a place of another key": ("expects: [self]", "call: user_choice", "{at: ", "expected at, expects"),
-    "a list of places": ("      forward: {at", "      - {at", "    places", "a mapping is expected"),
-    "no from": ('- from: "2.1"\n', "-\n", 'targets:\n          - {at: "torch.nn:L', "from missing"),
-    "no to at the end": ('        to: "2.16"\n', "", LAST_ROW, "to missing"),
-    "from descends": (LAST_ROW, '- from: "2.0.9"', '"2.0.9"', "2.1 of patch torch.flag is claimed by this row and by"),
-    "from stays": (LAST_ROW, '- from: "2.1.0"', '"2.1.0"', "row in line 26; rows ascend"),
-    "to beyond the next row": ('to: "2.0"', 'to: "2.5"', '- from: "2.1"', "row in line 20; rows ascend"),
-    "to before from": ('to: "2.16"', 'to: "2.9"', LAST_ROW, "no version can satisfy '>=2.10,<2.9'"),
-    "candidates of to alone": (LAST_ROW, '- from: "2.16rc1"', '"2.16rc1"', "no version can satisfy '>=2.16rc1,<2.16'"),
-    "a specifier for a version": (FIRST_ROW, '- from: ">=1.13"', '">=1.13"', "is not a version; write it like"),
-    "to a build": ('to: "2.16"', 'to: "2.16+cpu"', '"2.16+cpu"', "local part"),
-    "an empty version": (FIRST_ROW, '- from: ""', '- from: ""', "empty"),
-    "unquoted float": (FIRST_ROW, "- from: 1.13", "- from: 1.13", "not float (put it in quotes)"),
-    "no rows": (GOOD[GOOD.index("    rows:") : GOOD.index("tested:")], "    rows: []\n", "    rows:", "has no row"),
-    "rows missing": (GOOD[GOOD.index("    rows:") : GOOD.index("tested:")], "", "  torch.flag", "rows missing"),
-    "tested version unreadable": (VERSIONS, '["two"]', '["two"]', "write it like"),
-    "tested of an unknown toolkit": ("tested:\n  torch:", "tested:\n  tocrh:", "  tocrh", "expected torch, transf"),
-    "unknown key in tested": ("    except:", "    but:", "    but:", "expected versions, except"),
-    "except for an unknown patch": (
-        "      torch.flag: [",
-        "      torch.used: [",
-        "torch.used",
-        "expected torch.flag",
-    ),
-    "no exceptions": ('torch.flag: ["2.4.1"]', "torch.flag: []", "torch.flag: []", "at least one version"),
-    "no tested version": (VERSIONS, "[]", "versions: []", "at least one version"),
-    "no targets": (
+CODE, USES = "torch.unused.flag:decide", "    setting: unused\n"
+BAD = [
+    ("schema: 2", "schema: [2", "toolkits:", "not valid YAML"),
+    ("  transformers: transformers\n", "\ttransformers: t\n", "\ttransformers", "not valid YAML"),
+    ("tested:\n", "---\ntested:\n", "---", "not valid YAML"),
+    (GOOD, "schema: 1\ntoolkits: {}\npatches: {}\nrows: []\n", "schema", "expected 2"),
+    ("schema: 2", "schema: 3", "schema", "expected 2"),
+    ("schema: 2\n", "", "toolkits", "schema missing"),
+    ("tested:\n", "colour: red\ntested:\n", "colour", "expected schema, toolkits"),
+    ("    code:", "    cod:", "expected toolkit, problem, evidence, rows, code"),
+    ("        why: another", "        way: a", "        way:", "expected why, from, to"),
+    ("{at: forward, call:", "{at: forward, wants:", "{at: forward", "expected at, expects"),
+    ("        why: another\n", "", '- from: "2.1"', "why missing"),
+    ("        why: another", "        why: one\n        why: another", "        why: another", "twice"),
+    (GOOD[GOOD.index("  torch:") : GOOD.index("  transformers")], "", "toolkits:", "'torch' is missing"),
+    ("toolkit: torch", "toolkit: tocrh", "tocrh", "expected torch, transformers"),
+    ("torch.unused.flag:decide", "torch.unsued:find", "'toolkit.file:function'"),
+    (CODE, "os:system", "is not shipped"),
+    ("    code: torch.unused.flag:decide\n", "", "call: user_choice", "the file of the patch's code, which is missing"),
+    ("call: user_choice", "call: decied", "function in patches/torch/unused/flag.py"),
+    ("call: user_choice", "call: [user_choice]", "call: [", "a plain value is expected"),
+    ("setting: unused", "setting: unsued", "unsued", "expected unused, layerdrop"),
+    ("[auto, find]", "[auto, fnid]", "fnid", "expected auto, find, late, static, off"),
+    ("[auto, find]", "[auto, off]", "not bool (put it in quotes)"),
+    ("{find: auto}", "{late: auto}", "{late", "expected auto, find"),
+    ("{find: auto}", "{find: find}", "{find", "expected auto"),
+    ("54cfe6d62560", "54cfe6d6256x", "12 hexadecimal digits"),
+    ('["54cfe6d62560"]', '"54cfe6d62560"', "examined", "a list is expected here"),
+    (USES, "    needs: [torch.seven]\n" + USES, "  torch.flag", "cannot need 'torch.seven'"),
+    (USES, "    after: [torch.seven]\n" + USES, "  torch.flag", "cannot be after 'torch.seven'"),
+    (USES, "    after: [torch.flag]\n" + USES, "  torch.flag", "each after another one of them: torch.flag"),
+    (USES, "    needs: [torch.flag]\n" + USES, "  torch.flag", "cannot need 'torch.flag'"),
+    (USES, "", "when", "needs a setting"),
+    ("  torch.flag:\n", "  torch_flag:\n", "  torch_flag", "'toolkit.fix'"),
+    ("- forward\n", "- backward\n", "- backward", "no place of torch; expected forward, a target"),
+    ('"torch.nn:Module.forward"', "torch.nn", "at: torch.nn", "'package.module:Class.method'"),
+    ("expects: [self]", "call: user_choice", "{at: ", "expected at, expects"),
+    ("      forward: {at", "      - {at", "    places", "a mapping is expected"),
+    ('- from: "2.1"\n', "-\n", 'targets:\n          - {at: "torch.nn:L', "from missing"),
+    ('        to: "2.16"\n', "", LAST_ROW, "to missing"),
+    (LAST_ROW, '- from: "2.0.9"', '"2.0.9"', "2.1 of patch torch.flag is claimed by this row and by"),
+    (LAST_ROW, '- from: "2.1.0"', '"2.1.0"', "row in line 26; rows ascend"),
+    ('to: "2.0"', 'to: "2.5"', '- from: "2.1"', "row in line 20; rows ascend"),
+    ('to: "2.16"', 'to: "2.9"', LAST_ROW, "no version can satisfy '>=2.10,<2.9'"),
+    (LAST_ROW, '- from: "2.16rc1"', '"2.16rc1"', "no version can satisfy '>=2.16rc1,<2.16'"),
+    (FIRST_ROW, '- from: ">=1.13"', '">=1.13"', "is not a version; write it like"),
+    ('to: "2.16"', 'to: "2.16+cpu"', '"2.16+cpu"', "local part"),
+    (FIRST_ROW, '- from: ""', "empty"),
+    (FIRST_ROW, "- from: 1.13", "not float (put it in quotes)"),
+    (GOOD[GOOD.index("    rows:") : GOOD.index("tested:")], "    rows: []\n", "    rows:", "has no row"),
+    (GOOD[GOOD.index("    rows:") : GOOD.index("tested:")], "", "  torch.flag", "rows missing"),
+    (VERSIONS, '["two"]', "write it like"),
+    ("tested:\n  torch:", "tested:\n  tocrh:", "  tocrh", "expected torch, transf"),
+    ("    except:", "    but:", "expected versions, except"),
+    ("      torch.flag: [", "      torch.used: [", "torch.used", "expected torch.flag"),
+    ('torch.flag: ["2.4.1"]', "torch.flag: []", "at least one version"),
+    (VERSIONS, "[]", "versions: []", "at least one version"),
+    (
         'targets:\n          - {at: "torch.nn:Linear.forward", expects: [input]}',
         "targets: []",
         '- from: "2.1"',
         "at least one entry",
     ),
-    "target without colon": (
-        '{at: "torch.nn:Linear.forward", expects: [input]}',
-        "torch.nn.Linear",
-        "torch.nn.Linear",
-        "'package.module:Class.method'",
-    ),
-    "target with half a star": ("torch.nn:Linear.forward", "torch.nn:*Linear", "torch.nn:*", "'package.module:Class.m"),
-    "target in no toolkit": ("torch.nn:Linear.forward", "numpy:array", "numpy", "expected torch, transformers"),
-    "before what has something in it": ("call: user_choice", "moment: before", "{at: forward", "'package.module:*'"),
-    "a mapping for a list": (VERSIONS, "{a: b}", "{a: b}", "a list is expected"),
-    "a list for a text": ("why: a reason", "why: [a]", "why: [a]", "a plain value is expected"),
-    "nothing for a text": ("why: a reason", "why:", "why:", "a text is expected here, not null"),
-    "an empty text": ("why: a reason", 'why: "  "', "why:", "this one is empty"),
-    "a date for a text": ("why: a reason", "why: 2024-01-01", "why:", "not timestamp (put it in quotes)"),
-    "unknown status": ("status: not-affected", "status: fixed", "fixed", "expected cured, not-cured, not-affected"),
-    "not a mapping at all": (GOOD, "just a text\n", "just", "a mapping is expected here"),
-    "empty": (GOOD, "", "", "expected are schema, toolkits, patches, tested"),
-}
+    ('{at: "torch.nn:Linear.forward", expects: [input]}', "torch.nn.Linear", "'package.module:Class.method'"),
+    ("torch.nn:Linear.forward", "torch.nn:*Linear", "torch.nn:*", "'package.module:Class.m"),
+    ("torch.nn:Linear.forward", "numpy:array", "numpy", "expected torch, transformers"),
+    ("call: user_choice", "moment: before", "{at: forward", "'package.module:*'"),
+    (VERSIONS, "{a: b}", "a list is expected"),
+    ("why: a reason", "why: [a]", "a plain value is expected"),
+    ("why: a reason", "why:", "a text is expected here, not null"),
+    ("why: a reason", 'why: "  "', "why:", "this one is empty"),
+    ("why: a reason", "why: 2024-01-01", "why:", "not timestamp (put it in quotes)"),
+    ("status: not-affected", "status: fixed", "fixed", "expected cured, not-cured, not-affected"),
+    (GOOD, "just a text\n", "just", "a mapping is expected here"),
+    (GOOD, "", "expected are schema, toolkits, patches, tested"),
+]
 
 
 def with_bounds(rows: Sequence[Tuple[str, Optional[str]]]) -> str:
@@ -465,41 +405,22 @@ def test_a_toolkit_may_be_known_by_marks(tmp_path: Path) -> None:
     assert found.toolkits["kit"] == "a-kit" and found.version_files == {}
 
 
-# (what is replaced, by what, where the error is, what the message has to say)
-BAD_MARKS = {
-    "unknown key": (
-        "        no_files:",
-        "        nofiles:",
-        "nofiles",
-        "expected version, files, no_files, words, no_",
-    ),
-    "unknown key beside marks": (
-        "    marks:",
-        "    signs:",
-        "signs",
-        "expected distribution, version_file, marks, pl",
-    ),
-    "a version that is none": ('"1.0"', "main", "{version: main", "is not a version"),
-    "holds everywhere": (
-        "words: {core.py: class Core}}",
-        "no_files: [old]}",
-        "no_files: [old]}",
-        "needs files or words",
-    ),
-    "out of the package": ("[old]", "[../old]", "../old", "not a path in the package"),
-    "an absolute path": ("{core.py: class Core}}", "{/core.py: class Core}}", "/core.py", "not a path in the package"),
-}
+# (what is replaced, by what, where the error is if that is elsewhere, what the message has to say)
+BAD_MARKS = [
+    ("        no_files:", "        nofiles:", "nofiles", "expected version, files, no_files, words, no_"),
+    ("    marks:", "    signs:", "signs", "expected distribution, version_file, marks, pl"),
+    ('"1.0"', "main", "{version: main", "is not a version"),
+    ("words: {core.py: class Core}}", "no_files: [old]}", "needs files or words"),
+    ("[old]", "[../old]", "../old", "not a path in the package"),
+    ("{core.py: class Core}}", "{/core.py: class Core}}", "/core.py", "not a path in the package"),
+]
 
 
-@pytest.mark.parametrize(
-    ("good", "bad", "name"), [*((GOOD, BAD, name) for name in BAD), *((MARKED, BAD_MARKS, name) for name in BAD_MARKS)]
-)
-def test_a_bad_one_is_refused_with_its_line(
-    good: str, bad: Dict[str, Tuple[str, str, str, str]], name: str, tmp_path: Path
-) -> None:
-    old, instead, where, accepted = bad[name]
+@pytest.mark.parametrize(("good", "bad"), [*((GOOD, bad) for bad in BAD), *((MARKED, bad) for bad in BAD_MARKS)])
+def test_a_bad_one_is_refused_with_its_line(good: str, bad: Tuple[str, ...], tmp_path: Path) -> None:
+    old, instead, *where, accepted = bad
     assert good.count(old) >= 1
     text = good.replace(old, instead, 1)
     line, message = refusal(tmp_path, text)
-    assert line == line_of(text, where)
+    assert line == line_of(text, where[0] if where else instead)
     assert accepted in message
