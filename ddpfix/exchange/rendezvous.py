@@ -13,7 +13,6 @@ import sys
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
-from ddpfix.exchange import hosts
 from ddpfix.exchange import keys as stores
 from ddpfix.exchange.keys import (
     count,
@@ -136,8 +135,7 @@ class _Rendezvous:
             look_until(lambda: self.keys.add("seen", 0) >= expected, lambda waited: waited > _LINGER, (0.02, 0.02))
 
     def _held(self, seed: int) -> int:
-        record = {"facts": self.facts, "seed": seed, "place": hosts.place(self.rank)}
-        put(self.keys, str(self.rank), System.json(record))
+        put(self.keys, str(self.rank), System.json({"facts": self.facts, "seed": seed}))
         first = self._wait(self.ranks[0])
         difference = self._difference(first["facts"])
         if difference:
@@ -157,8 +155,7 @@ class _Rendezvous:
             return None
         parts = (f"{n} is {self.facts[n]!r}, on rank {self.ranks[0]} it is {theirs[n]!r}" for n in _causes(names))
         return (
-            f"ddpfix differs between ranks. On rank {self.rank} {'; '.join(parts)}."
-            f"{self._places([self.rank, self.ranks[0]])} "
+            f"ddpfix differs between ranks. On rank {self.rank} {'; '.join(parts)}. "
             "Give every rank the same environment, or set DDPFIX=0 on all of them."
         )
 
@@ -200,13 +197,9 @@ class _Rendezvous:
     def _absent(self, ranks: List[int]) -> str:
         shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
         return (
-            f"ddpfix is active on rank {self.rank} but not on rank {shown} (waited {self.limit:g} s, DDPFIX_TIMEOUT)."
-            f"{self._places(ranks[:8])} "
+            f"ddpfix is active on rank {self.rank} but not on rank {shown} (waited {self.limit:g} s, DDPFIX_TIMEOUT). "
             "They would train different models. Install ddpfix and set DDPFIX=1 on every rank, or set DDPFIX=0 on all."
         )
-
-    def _places(self, ranks: List[int]) -> str:
-        return hosts.sentence(self.store, self.keys, ranks)
 
     def _poll(
         self, key: str, missing: Callable[[], List[int]], awaited: Callable[[], List[int]], stretch: float = 1.0

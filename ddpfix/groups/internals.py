@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from datetime import timedelta
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 
 def default_group() -> Any:
@@ -91,22 +90,6 @@ def set_limit(backend: Any, seconds: float) -> None:
     backend._set_default_timeout(timedelta(seconds=seconds))
 
 
-def recorded() -> List[Tuple[int, int]]:
-    """Return how many collectives were begun and have ended, of each group of which torch's flight recorder knows it.
-
-    Only these numbers are asked for (torch 2.5 on), which torch's own thread has noted: for each collective it would
-    ask the device, in this thread.
-    """
-    import torch
-
-    c10d = torch._C._distributed_c10d
-    dump = getattr(c10d, "_dump_nccl_trace_json", None) or getattr(c10d, "_dump_fr_trace_json", None)
-    if dump is None:
-        return []
-    groups = json.loads(dump(includeCollectives=False)).get("pg_status", {}).values()
-    return [(int(each["last_enqueued_collective"]), int(each["last_completed_collective"])) for each in groups]
-
-
 def counts() -> Dict[str, int]:
     """Return the number of collectives by group, as far as its backend tells; the key is the same on all its ranks."""
     members = table("pg_group_ranks")
@@ -116,19 +99,6 @@ def counts() -> Dict[str, int]:
             ranks = hashlib.sha1(",".join(map(str, sorted(members[group]))).encode()).hexdigest()[:12]
             found[f"{name} {ranks}"] = collectives_of(group)
     return found
-
-
-def ended() -> Optional[int]:
-    """Return how many collectives of the default group have ended, as torch's flight recorder has it; None if unknown.
-
-    It numbers the groups in its own way: the one that has begun as many as the default group is taken, if there is one.
-    """
-    with contextlib.suppress(Exception):
-        begun = collectives_of(default_group())
-        found = [completed for enqueued, completed in recorded() if enqueued == begun]
-        if len(found) == 1 and found[0] >= 0:
-            return found[0]
-    return None
 
 
 def groups() -> List[Any]:

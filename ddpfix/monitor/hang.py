@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
-import io
 import os
+import sys
 import tempfile
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, Optional
 
 from ddpfix import log
 from ddpfix.exchange.alarms import Alarms, HangReport
@@ -25,7 +24,7 @@ from ddpfix.monitor import error_file, processes
 from ddpfix.monitor.position import Tracker
 from ddpfix.monitor.watch import LOOKS, PERIOD, Rank, Watch
 from ddpfix.rules import waiting
-from ddpfix.rules.facts import GONE, LEFT, SILENT, STOPPED, TRACED, UNDONE, Position, SilentRank
+from ddpfix.rules.facts import GONE, LEFT, SILENT, STOPPED, UNDONE, Position, SilentRank
 from ddpfix.rules.finding import Finding
 from ddpfix.rules.hang import judge
 from ddpfix.system import System
@@ -33,19 +32,7 @@ from ddpfix.system import System
 # Of the limit of a process group: what is said has to come before its collectives give up.
 PART = 0.5
 # How a rank is whose process is so.
-_ABSENT = {processes.GONE: GONE, processes.STOPPED: STOPPED, processes.TRACED: TRACED}
-
-
-class Limits(NamedTuple):
-    """Of this watch, in seconds.
-
-    Attributes:
-        hang: how long a rank waits before it is said.
-        exit: how long the job goes on after that; None for ever.
-    """
-
-    hang: float
-    exit: Optional[float]
+_ABSENT = {processes.GONE: GONE, processes.STOPPED: STOPPED}
 
 
 class Alarm:
@@ -63,12 +50,15 @@ class Monitor(Watch):
     """The thread of one rank that watches; see the module.
 
     Args:
+        hang: how many seconds a rank waits before it is said.
+        exit: how long the job goes on after that; None for ever.
         folder: of the stacks, as the user has it; "" for one below the folder for temporary files.
     """
 
-    def __init__(self, store: Any, here: Rank, given: Limits, folder: str = "") -> None:
+    def __init__(self, store: Any, here: Rank, hang: float, exit: Optional[float] = None, folder: str = "") -> None:
         super().__init__(store, here)
-        self._rank, self._size, self._given, self._folder = here.number, here.size, given, folder
+        self._rank, self._size, self._folder = here.number, here.size, folder
+        self._hang, self._exit = hang, exit
         self._alarms = Alarms(self._connection, here.number, here.size)
         self._tracker = Tracker(here)
         # The store may be that of rank 0, which tells nothing any more once it is stopped.
@@ -78,7 +68,7 @@ class Monitor(Watch):
         self._asked = self._raised = System.monotonic()
         self._is_lost = False
         # The limit in force, as it was found last.
-        self._least = given.hang
+        self._least = hang
 
     def _begins(self) -> bool:
         try:
@@ -113,7 +103,7 @@ class Monitor(Watch):
         """Seconds that are too long: fewer than collectives wait, so that this is said first."""
         # Of a wait in a group with a short limit nothing is said, and it is none for waits in the others.
         known = [timeouts.shortest(group) for group in internals.groups() if not calls.limits_itself(group)]
-        self._least = min([self._given.hang, *(PART * each for each in known if each)])
+        self._least = min([self._hang, *(PART * each for each in known if each)])
         return self._least
 
     def _round(self) -> None:
@@ -212,8 +202,9 @@ class Monitor(Watch):
         return HangReport(found, "" if found is None else stacks_folder(self._folder))
 
     def _say(self, found: Finding, folder: str, is_written: bool) -> None:
-        ends = self._given.exit is not None and found.may_end
-        then = f"The job ends in {self._given.exit:g} s (DDPFIX_HANG_EXIT)" if ends else "The job goes on waiting"
+        then = "The job goes on waiting"
+        if self._exit is not None and found.kind != waiting.ALONE:
+            then = f"The job ends in {self._exit:g} s (DDPFIX_HANG_EXIT)"
         where = f"Python stacks of each rank: {folder}" if is_written else "No Python stacks could be written"
         end = "" if found.text.endswith("?") else "."
         log.error(f"ranks wait: {found.text}{end}\n{where}. {then}", found.data())
@@ -239,27 +230,18 @@ class Monitor(Watch):
         self._say(found, folder, write_stacks(folder, self._rank, found.text))
 
     def _end_if_due(self) -> None:
-        alarm, after = self._alarm, self._given.exit
+        alarm, after = self._alarm, self._exit
         found = None if alarm is None or alarm.told is None else alarm.told.found
-        if alarm is None or after is None or found is None or not found.may_end:
-            return
-        if System.monotonic() - alarm.told_at >= after:
+        if alarm and found and after is not None and System.monotonic() - alarm.told_at >= after:
             _end_process(f"ranks wait: {found.text}")
 
 
 def _end_process(cause: str) -> None:
     log.error("DDPFIX_HANG_EXIT has passed: ddpfix ends this process")
     error_file.write_text(cause, cause)
-    _flush_files()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
     os._exit(1)
-
-
-def _flush_files() -> None:
-    """Write what is in the buffers of open files: ``os._exit`` does not."""
-    for each in gc.get_objects():
-        if issubclass(type(each), (io.BufferedWriter, io.TextIOWrapper)):
-            with contextlib.suppress(Exception):
-                each.flush()
 
 
 def stacks_folder(chosen: str) -> str:

@@ -7,11 +7,12 @@ import os
 import re
 import traceback
 from types import TracebackType
-from typing import Callable, Iterator, List, Optional, Tuple
+from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.exchange.failure_records import PeerFailedError
 from ddpfix.groups import calls
+from ddpfix.patching import tracebacks
 from ddpfix.rules import endings
 from ddpfix.rules.finding import Finding
 from ddpfix.user_code import is_users
@@ -31,6 +32,30 @@ _FOLLOWS = re.compile(
 # How torch passes an error of a data-loader worker on: in the message of one of the same type.
 _WORKER = "Original Traceback (most recent call last):"
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+class Printed(NamedTuple):
+    """An error that a command-line library has printed before it exits, in one line, and its traceback."""
+
+    words: str
+    trace: str
+    follows: bool
+
+
+# One at most.
+_PRINTED: List[Printed] = []
+
+
+def exits(exit: SystemExit) -> None:
+    """Note the error for which a library ends the program: hydra prints what its task raises, and calls sys.exit."""
+    error = exit.__context__
+    if exit.code and isinstance(error, Exception):
+        _PRINTED[:] = [Printed(words(error), tracebacks.text(error), follows(error))]
+
+
+def printed() -> Optional[Printed]:
+    """Return the error for which a library ends the program; None where there is none."""
+    return next(iter(_PRINTED), None)
 
 
 def follows(error: BaseException) -> bool:

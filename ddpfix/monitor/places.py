@@ -1,4 +1,4 @@
-"""Where a Python stack stands, in the terms of training: in the loader, in a collective, in a save, in a debugger.
+"""Where a Python stack stands, in the terms of training: in the loader, in a collective, in a save.
 
 It is read from the names of files and functions, so that nothing has to be noted while the program runs. The loops
 around the lines, by their code, tell whether a rank is past the loop of another one.
@@ -19,7 +19,6 @@ from ddpfix.rules.facts import (
     BACKWARD,
     CHECKPOINT,
     COLLECTIVE,
-    DEBUGGER,
     DEVICE,
     EVALUATES,
     EVALUATION,
@@ -33,7 +32,6 @@ from ddpfix.rules.facts import (
 )
 from ddpfix.user_code import OWN, is_users
 
-_DEBUGGERS = ("bdb.py", "pdb.py", "ipdb/", "pydevd", "debugpy/", "pudb/", "IPython/")
 _SAVES = ("torch/serialization.py", "safetensors/", "torch/distributed/checkpoint/")
 _COLLECTIVES = (
     "torch/distributed/distributed_c10d.py",
@@ -142,7 +140,6 @@ def _phase(
 ) -> Tuple[str, str]:
     last = stack[-1]
     for phase, what in (
-        (DEBUGGER, "a debugger" if _debugs(stack) else ""),
         (COLLECTIVE, _collective(stack)),
         (CHECKPOINT, _function(stack, _SAVES)),
         (WRAPPER, _wrapper(last)),
@@ -191,10 +188,6 @@ def _short(spot: StackFrame) -> str:
     if is_users(spot.file):
         return "the script" if spot.name == "<module>" else spot.name
     return f"{spot.name} of {'/'.join(spot.file.replace(os.sep, '/').split('/')[-2:])}"
-
-
-def _debugs(stack: Sequence[StackFrame]) -> bool:
-    return any(spot.is_in(*_DEBUGGERS[2:]) or os.path.basename(spot.file) in _DEBUGGERS[:2] for spot in stack[-12:])
 
 
 def _collective(stack: Sequence[StackFrame]) -> str:

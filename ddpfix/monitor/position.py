@@ -24,7 +24,7 @@ from ddpfix.user_code import OWN
 # What a frame is known by, without keeping it alive: itself, its code, and its instruction.
 _Key = Tuple[int, CodeType, int]
 # Phases that name what a rank does that moves: if one of these was seen at all, else the last one.
-_TELLING = (facts.DEBUGGER, facts.EVALUATION, facts.CHECKPOINT)
+_TELLING = (facts.EVALUATION, facts.CHECKPOINT)
 # Seconds in one instruction, in which a GPU works off all that it was given.
 _STANDS = 3.0
 
@@ -94,9 +94,8 @@ class Tracker:
         now = System.monotonic()
         head = (self._here.number, self._step(), self._counts)
         if self.is_over():
-            done, called = self._here.work().ended(), self._here.called()
-            since = now - self._at
-            return Position(*head, facts.ENDED, "", "", still=self.still(), since=since, work=done, called=called)
+            since, done = now - self._at, self._here.work().ended()
+            return Position(*head, facts.ENDED, "", "", still=self.still(), since=since, work=done)
         frames = _frames(self._thread)
         taken = max(now - self._at, 0.001)
         steps = (head[1] or 0) - (self._step_then or 0)
@@ -121,22 +120,21 @@ class Tracker:
             epoch=None if loading is None else loading.epoch,
             loads=number,
             trouble=self._trouble(loading if place.phase == facts.LOADER else None),
-            micro=self._here.micro(),
             peer=call.peer,
             patience=call.limit,
             loops=places.loops_of(frames),
             work=self._here.work(),
-            ended=internals.ended() if place.phase == facts.DEVICE else None,
-            called=self._here.called(),
         )
 
     def _place(self, frames: List[FrameType]) -> places.Place:
         return _place(frames, self.still() >= _STANDS)
 
     def _trouble(self, loading: Optional[loaders.Loading]) -> str:
-        """Return what the system tells of the workers of the loader in which the rank stands, and of its children."""
-        own = processes.own_trouble(getattr(self._thread, "native_id", None) or 0)
-        return "; ".join(each for each in (loading.workers if loading is not None else "", own) if each)
+        """Return what the system tells of the workers of the loader in which the rank stands, and of a disk."""
+        path = f"task/{getattr(self._thread, 'native_id', None) or 0}/stat"
+        waits = processes.lasting(System.pid(), path) == processes.DISK
+        own = f"it {processes.in_words(processes.DISK)}" if waits else ""
+        return "; ".join(filter(None, (loading.workers if loading is not None else "", own)))
 
     def _place_of_moving(self, frames: List[FrameType]) -> places.Place:
         """Return the innermost function that the rank has been in all the time, and what it was seen to do there."""

@@ -14,11 +14,10 @@ from typing import List, Optional
 from ddpfix.exchange.presence import Present, space
 from ddpfix.system import System
 
-GONE, STOPPED, TRACED, DISK = "Z", "T", "t", "D"
+GONE, STOPPED, DISK = "Z", "T", "D"
 _WORDS = {
     GONE: "has ended",
     STOPPED: "is stopped (SIGSTOP)",
-    TRACED: "is held by a debugger",
     DISK: "waits for a disk or a network file system",
 }
 # The place of exit_code among the fields that follow the name of the program.
@@ -72,21 +71,6 @@ def is_gone(who: Present) -> bool:
 def in_words(letter: str) -> str:
     """Return a state that is worth a word, in words; "" for the others."""
     return _WORDS.get(letter, "")
-
-
-def own_trouble(thread: int) -> str:
-    """Return this process's obstacle as far as the system knows: its main thread waits for a disk, a child stopped."""
-    told: List[str] = []
-    if lasting(System.pid(), f"task/{thread}/stat") == DISK:
-        told.append(f"it {in_words(DISK)}")
-    with contextlib.suppress(OSError):
-        with System.open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
-            children = file.read().split()
-        for child in children:
-            found = state(int(child))
-            if found in (STOPPED, TRACED):
-                told.append(f"its child process {child} {in_words(found)}")
-    return "; ".join(told)
 
 
 def how(pid: int) -> str:

@@ -18,7 +18,7 @@ from ddpfix.exchange import notices
 from ddpfix.exchange.connection import StoreLostError
 from ddpfix.exchange.failure_records import FailureRecords
 from ddpfix.exchange.presence import Present
-from ddpfix.monitor import error_file, last_words, processes, sys_exit
+from ddpfix.monitor import error_file, last_words, processes
 from ddpfix.monitor.watch import Rank, Watch
 from ddpfix.rules import endings
 from ddpfix.rules.facts import ENDED, EXITED, FAILED, LEFT, UNDONE, End
@@ -55,18 +55,8 @@ class Sentinel(Watch):
         # What was printed last.
         self._said = ""
 
-    def begin(self) -> None:
-        sys_exit.watch()
-        super().begin()
-
-    def end(self, how: str) -> None:
-        super().end(how)
-        if self._how != ENDED:
-            # At the end of the program a trace asks for the call that has ended it.
-            sys_exit.forget()
-
     def _patience(self) -> float:
-        has_failed = self._how == ENDED and (self._main.uncaught() is not None or sys_exit.last() is not None)
+        has_failed = self._how == ENDED and (self._main.uncaught() or last_words.printed()) is not None
         return _LONG if has_failed else _SHORT
 
     def _look(self) -> None:
@@ -109,15 +99,14 @@ class Sentinel(Watch):
         """Return the end of the program; None where it runs, has ended well, or nothing is proved."""
         if not self._main.is_over():
             return None
-        error, known = self._main.uncaught(), sys_exit.last()
+        error, printed = self._main.uncaught(), last_words.printed()
         if error is not None:
             found = last_words.finding(self._rank, self._step(), error)
             return Failure(found, lambda: error_file.write(error))
-        if known is None:
+        if printed is None or self._main.returned():
             return None
-        words = known.handled or f"SystemExit: {known.code}{known.place}"
-        found = endings.failed([self._rank], self._step(), words, follows=known.follows)
-        return Failure(found, lambda: error_file.write_text(found.line, known.trace))
+        found = endings.failed([self._rank], self._step(), printed.words, follows=printed.follows)
+        return Failure(found, lambda: error_file.write_text(found.line, printed.trace))
 
     def _failed(self, failure: Failure) -> None:
         found = failure.found
@@ -171,8 +160,7 @@ class Sentinel(Watch):
                 return found
             wait.pause(0.05)
         ends, here = self._presence.ends(), self._here
-        own = End(self._rank, FAILED, "", self._step(), here.work(), here.called())
-        return endings.left(ends[0], own, bool(self._call())) if ends else None
+        return endings.left(ends[0], End(self._rank, FAILED, "", self._step(), here.work())) if ends else None
 
     def _gone(self) -> Optional[Finding]:
         """Return the rank whose process has exited without a word, if it is one of this machine."""

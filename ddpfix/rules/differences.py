@@ -1,4 +1,4 @@
-"""In what two ranks differ: how often they call backward, which collectives they call, which loop they are in.
+"""In what two ranks differ: how often they call backward, and which loop they are in.
 
 DDP averages in a backward, so ranks that call backward different numbers of times have all-reduces of different steps
 meet, and in the end one waits for another that has none left. A count of forwards does not show it.
@@ -10,8 +10,6 @@ from typing import Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from ddpfix.rules.facts import Standing, TrainingProgress
 
-# Rates of backwards in an optimizer step that are this far apart are no matter of where ranks stand in their steps.
-_APART = 1.25
 # A loss that is not finite stays so times zero, and so do its gradients.
 _SKIPPED = "Skip a batch on all ranks or on none: all_reduce the decision"
 _ZERO = "Add the output times zero to the loss there (loss + output.sum() * 0)"
@@ -28,7 +26,7 @@ def backwards(works: Mapping[int, TrainingProgress]) -> str:
     known = {rank: work for rank, work in works.items() if work.backwards}
     if len(known) < 2:
         return ""
-    return _skipped(known) or _missed(known) or _rates(known)
+    return _skipped(known) or _missed(known)
 
 
 def _skipped(works: Dict[int, TrainingProgress]) -> str:
@@ -67,45 +65,6 @@ def _unreached(rank: int, which: str) -> str:
     return (
         f"On rank {rank} no gradient reached the model after {which}: the loss does not depend on its output. {_ZERO}"
     )
-
-
-def _rates(works: Dict[int, TrainingProgress]) -> str:
-    rates = {rank: work.backwards / work.optimizer_steps for rank, work in works.items() if work.optimizer_steps > 1}
-    if len(rates) < 2:
-        return ""
-    least, most = min(rates, key=lambda rank: rates[rank]), max(rates, key=lambda rank: rates[rank])
-    steps = abs(works[most].optimizer_steps - works[least].optimizer_steps)
-    if steps < 2 or rates[most] < _APART * rates[least]:
-        return ""
-    counts = ", ".join(
-        f"{works[rank].backwards} times in {works[rank].optimizer_steps} optimizer steps on rank {rank}"
-        for rank in (most, least)
-    )
-    return f"Backward was called {counts}: gradients of different steps are averaged.\n{EQUALLY_OFTEN}"
-
-
-def one_call_more(here: Dict[str, int], at: str, there: Dict[str, int], other_at: str) -> Optional[Tuple[str, int]]:
-    """Return the line that one rank has called more often than another, and how often; None where that is not certain.
-
-    The calls of both are shifted by these: the other rank is ahead by as many, at the line where one of the two waits.
-    Branches in which ranks call the same collective at different lines differ at a line where nobody waits.
-
-    Args:
-        here, there: the calls of both by line.
-        at, other_at: the lines where they wait; "" for a rank that does not.
-    """
-    apart = {line: here.get(line, 0) - there.get(line, 0) for line in {*here, *there}}
-    more = {line: number for line, number in apart.items() if number > 0}
-    fewer = {line: -number for line, number in apart.items() if number < 0}
-    if (
-        len(more) != 1
-        or at in more
-        or not set(fewer) <= {at, other_at}
-        or fewer
-        and sum(fewer.values()) > sum(more.values())
-    ):
-        return None
-    return next(iter(more.items()))
 
 
 def has_begun_more(ours: Mapping[str, int], theirs: Mapping[str, int]) -> bool:

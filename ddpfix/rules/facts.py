@@ -6,14 +6,14 @@ import re
 from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 # What a rank does, as far as its stack tells.
-DEBUGGER, COLLECTIVE, BACKWARD, WRAPPER, DEVICE = "debugger", "collective", "backward", "wrapper", "device"
+COLLECTIVE, BACKWARD, WRAPPER, DEVICE = "collective", "backward", "wrapper", "device"
 EVALUATION, CHECKPOINT, LOADER, STEP, FORWARD = "evaluation", "checkpoint", "loader", "step", "forward"
 OTHER, ENDED, TRAINING = "other", "ended", "training"
 # A rank may be waiting for others where it stands.
 WAITING = (COLLECTIVE, BACKWARD, WRAPPER, DEVICE)
 GPU = "the GPU"
 # How a rank is that does not answer.
-GONE, STOPPED, TRACED, LEFT, SILENT = "gone", "stopped", "traced", "left", "silent"
+GONE, STOPPED, LEFT, SILENT = "gone", "stopped", "left", "silent"
 # How a rank leaves its job, beside LEFT (its process group) and ENDED (its program has returned).
 EXITED, FAILED, UNDONE = "exited", "failed", "undone"
 # Calls to or from one rank.
@@ -35,7 +35,6 @@ class TrainingProgress(NamedTuple):
     Attributes:
         step: the training forwards that it has begun; None where nothing counts them.
         backwards: the outermost backwards that it has begun; 0 where nothing counts them.
-        optimizer_steps: the steps of optimizers that it has begun.
         skipped: how many training forwards had no backward, or none that reached the model, before the next one.
         place: the user's line of the forward after the last of these; "" where there were too many of them.
         waits: whether the last forward still waits for its backward.
@@ -44,7 +43,6 @@ class TrainingProgress(NamedTuple):
 
     step: Optional[int] = None
     backwards: int = 0
-    optimizer_steps: int = 0
     skipped: int = 0
     place: str = ""
     waits: bool = False
@@ -55,18 +53,6 @@ class TrainingProgress(NamedTuple):
         return self._replace(skipped=self.skipped + self.waits, waits=False)
 
 
-class Called(NamedTuple):
-    """The collectives that a rank's program has called.
-
-    Attributes:
-        counts: the number of calls by line, in words.
-        last: the line of the last one.
-    """
-
-    counts: Dict[str, int] = {}
-    last: str = ""
-
-
 class End(NamedTuple):
     """How a rank has left its job.
 
@@ -75,7 +61,6 @@ class End(NamedTuple):
         text: of a failure, in a sentence.
         step: the training forwards that it had begun; None where it failed, or nothing counts them.
         work: what it had done, if it has said so.
-        called: the collectives that its program had called, likewise.
     """
 
     rank: int
@@ -83,13 +68,12 @@ class End(NamedTuple):
     text: str = ""
     step: Optional[int] = None
     work: TrainingProgress = TrainingProgress()
-    called: Called = Called()
 
     @classmethod
     def load(cls, values: Sequence[object]) -> End:
         """Return an end from the lists that JSON made of it."""
         found = cls(*values)  # type: ignore[arg-type]
-        return found._replace(work=TrainingProgress(*found.work), called=Called(*found.called))
+        return found._replace(work=TrainingProgress(*found.work))
 
 
 class Position(NamedTuple):
@@ -108,13 +92,10 @@ class Position(NamedTuple):
         batch: batches that its loader has given; None where that is not known.
         epoch: of its loader's sampler; None where nobody sets it.
         loads: how many loaders are in use.
-        trouble: what the system tells of its workers and children, in words.
-        micro: which micro-batch of its step this is, where it accumulates gradients; 0 for others.
+        trouble: what the system tells of its workers, and of a disk, in words.
         peer: the only rank that it waits for, in a call to or from one rank; None for others.
         loops: the functions on its stack, with the loops around their lines.
         patience: seconds after which the call ends with an error by itself, by the program's own choice; None else.
-        ended: collectives of the default group that a GPU has ended, which are begun before; None if unknown.
-        called: the collectives that the program itself has called, by line.
     """
 
     rank: int
@@ -134,20 +115,17 @@ class Position(NamedTuple):
     epoch: Optional[int] = None
     loads: int = 0
     trouble: str = ""
-    micro: int = 0
     peer: Optional[int] = None
     patience: Optional[float] = None
     loops: Sequence[Standing] = ()
     work: TrainingProgress = TrainingProgress()
-    ended: Optional[int] = None
-    called: Called = Called()
 
     @classmethod
     def load(cls, values: Sequence[object]) -> Position:
         """Return a position from the lists that JSON made of it."""
         found = cls(*values)  # type: ignore[arg-type]
         loops = tuple((*each[:3], tuple((start, end) for start, end in each[3])) for each in found.loops)
-        return found._replace(work=TrainingProgress(*found.work), loops=loops, called=Called(*found.called))
+        return found._replace(work=TrainingProgress(*found.work), loops=loops)
 
     def may_wait(self) -> bool:
         """Return whether it may be waiting for other ranks."""
@@ -178,8 +156,3 @@ class SilentRank(NamedTuple):
     def work(self) -> TrainingProgress:
         """Return what it has done, if it has said so."""
         return TrainingProgress() if self.end is None else self.end.work
-
-    @property
-    def called(self) -> Called:
-        """Return the collectives that its program has called, likewise."""
-        return Called() if self.end is None else self.end.called

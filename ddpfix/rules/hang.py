@@ -6,20 +6,16 @@ So it only orders what is seen, and no rank is said to owe a collective because 
 
 from __future__ import annotations
 
-import itertools
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Set
 
 from ddpfix.rules import differences, facts, waiting
 from ddpfix.rules.facts import Position, SilentRank, TrainingProgress
 from ddpfix.rules.finding import Finding
 
 # Those of which the first that applies is the cause: a late rank may wait for one that is gone.
-_ABSENT = (facts.GONE, facts.STOPPED, facts.TRACED, facts.LEFT)
-# Kinds that are guesses, and of which a count of collectives, or of backwards, knows better.
-_MAY_BE_SHIFTED = (waiting.UNEVEN, waiting.SOME_ONLY, waiting.MISMATCH, waiting.NETWORK, waiting.ABSENT)
-_MAY_BE_BACKWARDS = (*_MAY_BE_SHIFTED, waiting.SLOW)
-# Ranks that differ in more ways than these are no case of one call too many.
-_CASES = 6
+_ABSENT = (facts.GONE, facts.STOPPED, facts.LEFT)
+# Kinds that are guesses, and of which a count of backwards knows better.
+_GUESSES = (waiting.UNEVEN, waiting.SOME_ONLY, waiting.MISMATCH, waiting.NETWORK, waiting.ABSENT, waiting.SLOW)
 
 
 def judge(positions: Mapping[int, Position], absent: Sequence[SilentRank], limit: float) -> Optional[Finding]:
@@ -33,11 +29,7 @@ def judge(positions: Mapping[int, Position], absent: Sequence[SilentRank], limit
         positions = {rank: each for rank, each in positions.items() if rank in named}
         absent = [each for each in absent if each.rank in named]
     found = _first(positions, absent, waits, limit)
-    if found is None:
-        return None
-    found = _with_shift(_with_backwards(found, positions, absent), positions, absent)
-    is_debugged = any(each.phase == facts.DEBUGGER for each in positions.values())
-    return found._replace(may_end=not is_debugged and all(each.how != facts.TRACED for each in absent))
+    return None if found is None else _with_backwards(found, positions, absent)
 
 
 def _first(
@@ -58,32 +50,12 @@ def _first(
 
 def _with_backwards(found: Finding, positions: Mapping[int, Position], absent: Sequence[SilentRank]) -> Finding:
     """Return a finding, or in its place that ranks call backward different numbers of times, as all have counted."""
-    if found.kind not in _MAY_BE_BACKWARDS:
+    if found.kind not in _GUESSES:
         return found
     done = {each.rank: _done(each) for each in positions.values()}
     done.update((each.rank, each.work) for each in absent)
     differ = differences.backwards(done)
     return found._replace(kind=waiting.BACKWARDS, advice=differ) if differ else found
-
-
-def _with_shift(found: Finding, positions: Mapping[int, Position], absent: Sequence[SilentRank]) -> Finding:
-    """Return a finding, or in its place the line at which ranks have called a collective that the others have not."""
-    if found.kind not in _MAY_BE_SHIFTED:
-        return found
-    # Ranks that have called the same, and stand at the same line, are one case: there are few, of thousands of ranks.
-    cases: Dict[Tuple[Tuple[Tuple[str, int], ...], str], List[int]] = {}
-    ranks: List[Union[Position, SilentRank]] = [*positions.values(), *absent]
-    for each in ranks:
-        if each.called.counts:
-            at = each.called.last if isinstance(each, Position) and each.call else ""
-            cases.setdefault((tuple(sorted(each.called.counts.items())), at), []).append(each.rank)
-    for one, other in itertools.permutations(list(cases)[:_CASES], 2):
-        more = differences.one_call_more(dict(one[0]), one[1], dict(other[0]), other[1])
-        if more is not None:
-            place, number = more
-            same = [case for case in cases if dict(case[0]).get(place) == dict(one[0])[place]]
-            return waiting.describe_shift(found, sorted(rank for case in same for rank in cases[case]), place, number)
-    return found
 
 
 def _done(each: Position) -> TrainingProgress:
@@ -108,8 +80,7 @@ def _late(positions: Mapping[int, Position], waits: List[Position]) -> Optional[
         for each in positions.values()
         if each.rank in behind and (each.phase == facts.DEVICE or not each.may_wait())
     ]
-    debugged = [each for each in late if each.phase == facts.DEBUGGER]
-    those = debugged or late or [each for each in positions.values() if each.phase == facts.ENDED]
+    those = late or [each for each in positions.values() if each.phase == facts.ENDED]
     others = [each for each in waits if each not in those]
     return waiting.describe_late(those, others) if those and others else None
 
@@ -168,11 +139,5 @@ def _all_waiting(positions: Mapping[int, Position], waits: List[Position]) -> Op
     """Describe ranks that all wait in the same collective."""
     # Whoever waits for a GPU spins, and uses a processor.
     if len(waits) == len(positions) and all(each.idle or each.phase == facts.DEVICE for each in waits):
-        # Where all collectives have ended, the GPUs compute.
-        return None if all(map(_computes, waits)) else waiting.describe_all_waiting(waits)
+        return waiting.describe_all_waiting(waits)
     return None
-
-
-def _computes(each: Position) -> bool:
-    """Return whether a rank waits for its GPU, and all collectives of its only group have ended."""
-    return each.phase == facts.DEVICE and list(each.counts.values()) == [each.ended]

@@ -11,10 +11,10 @@ from ddpfix.rules.facts import Position, SilentRank
 from ddpfix.rules.finding import Finding, several
 
 # The kinds of findings.
-BACKWARDS, DEBUGGER, UNEVEN, LOADER, EVALUATION = "backwards", "debugger", "uneven", "loader", "evaluation"
+BACKWARDS, UNEVEN, LOADER, EVALUATION = "backwards", "uneven", "loader", "evaluation"
 SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK = "save", "some_ranks_only", "mismatch", "absent", "slow", "network"
 ALONE = "alone"
-KINDS = (BACKWARDS, DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK, ALONE)
+KINDS = (BACKWARDS, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK, ALONE)
 END_TOGETHER = "DDPFIX_UNEVEN=stop or pad ends the epoch on all ranks together"
 ON_ALL_RANKS = "Call it on all ranks or on none"
 _UNEVEN = f"Uneven data? {END_TOGETHER}"
@@ -24,10 +24,8 @@ _EARLY = (
     " together (all_reduce a flag)"
 )
 _SOME_ONLY = f"A collective on some ranks only (a log, a metric, a save)? {ON_ALL_RANKS}"
-_GPU_BEHIND = "Check that GPU: nvidia-smi, and the kernel log (dmesg, Xid)"
 _HINTS = {
     "stopped": "kill -CONT resumes it",
-    "traced": "A debugger holds it: ddpfix ends no process",
     "silent": "C code that holds the GIL, a machine that is down, or a program without ddpfix?",
 }
 
@@ -35,7 +33,6 @@ _HINTS = {
 _ABSENT = {
     facts.GONE: "ended without a word: {} has exited",
     facts.STOPPED: "is stopped (SIGSTOP): {}",
-    facts.TRACED: "is held by a debugger: {}",
     facts.SILENT: "does not answer: {}",
 }
 _LEAVES = {facts.LEFT: "has left its process group", facts.FAILED: "has failed"}
@@ -102,7 +99,6 @@ def _one(each: Position) -> str:
 
 def _doing(each: Position) -> str:
     return {
-        facts.DEBUGGER: "in a debugger",
         facts.EVALUATION: f"in evaluation, {each.what}" if each.what[:7] != "forward" else f"in {each.what}",
         facts.CHECKPOINT: f"in a save, {each.what}",
         facts.DEVICE: f"in {each.what}" if each.may_compute() else f"in a wait for {facts.GPU}",
@@ -115,12 +111,11 @@ def _line(each: Position) -> str:
 
 
 def _since(each: Position) -> str:
-    micro = f" (micro-batch {each.micro})" if each.micro and each.step else ""
     batch = f", batch {each.batch}" if each.batch else ""
     epoch = ""
     if each.epoch is not None:
         epoch = f" of epoch {each.epoch}" if batch else f", epoch {each.epoch}" if each.step else ""
-    return f" since step {each.step}{micro}{batch}{epoch}" if each.step else f"{batch}{epoch}"
+    return f" since step {each.step}{batch}{epoch}" if each.step else f"{batch}{epoch}"
 
 
 def _after(each: Position) -> str:
@@ -154,8 +149,6 @@ def _wait(each: Position) -> str:
 
 def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
     """Return why a rank is late, and what to do."""
-    if each.phase == facts.DEBUGGER:
-        return DEBUGGER, "It is being debugged: ddpfix ends no process"
     if _is_past_its_data(each, waiting):
         return UNEVEN, _uneven(waiting)
     if each.phase == facts.ENDED:
@@ -292,27 +285,14 @@ def describe_returned(those: Sequence[Position], waiting: Sequence[Position]) ->
     return Finding(MISMATCH, [each.rank for each in those], words, advice="Do sizes or kinds differ?")
 
 
-def describe_shift(found: Finding, ranks: Sequence[int], place: str, number: int) -> Finding:
-    """Ranks that have called a collective more often than the others, long ago perhaps."""
-    verb, calls = "has" if len(ranks) == 1 else "have", "one collective" if number == 1 else f"{number} collectives"
-    told = f"{found.where}.\n{several(ranks).capitalize()} {verb} begun {calls} more, at {place}"
-    return Finding(SOME_ONLY, list(ranks), told, advice=ON_ALL_RANKS)
-
-
 def describe_alone(each: Position, why: str) -> Finding:
     """Describe a rank that has waited for too long, where nobody can tell what the others do."""
     told = f"rank {each.rank} has waited in {each.what} ({each.where}) for {each.still:.0f} s; {why}"
-    return Finding(ALONE, [each.rank], told, may_end=False)
+    return Finding(ALONE, [each.rank], told)
 
 
 def describe_all_waiting(waiting: Sequence[Position]) -> Finding:
     """Describe ranks that all wait in the same collective."""
     longest = max(each.still for each in waiting)
     told = f"{_waiters(waiting)} for {longest:.0f} s, and no rank is missing"
-    known = {each.rank: each.ended for each in waiting if each.ended is not None}
-    fewest, most = min(known.values(), default=0), max(known.values(), default=0)
-    if len(known) < len(waiting) or fewest == most:
-        return Finding(NETWORK, [], told, advice="The network between them, or tensor sizes that differ?")
-    behind = [rank for rank, ended in known.items() if ended == fewest]
-    number = f"{several(behind)} ended {_more(fewest, most)} than others"
-    return Finding(SLOW, behind, f"{told}.\nBy torch's flight recorder, {number}", advice=_GPU_BEHIND)
+    return Finding(NETWORK, [], told, advice="The network between them, or tensor sizes that differ?")

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Callable, ContextManager, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.monitor import sys_exit
+from ddpfix.monitor import last_words
 from ddpfix.patching import temporary, tracebacks
 from ddpfix.patching.site import Registry, Site
 
@@ -121,7 +121,7 @@ def _ending(run: Any) -> Any:
         try:
             return run(*args, **kwargs)
         except SystemExit as error:
-            sys_exit.has_left(error)
+            last_words.exits(error)
             raise
         except Exception as error:
             tracebacks.hide(error)

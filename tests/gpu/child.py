@@ -102,17 +102,16 @@ def built(kind: str, device: Any) -> Any:
 
 
 def of_group(options: Dict[str, Any], device: Any) -> Dict[str, Any]:
-    """Return what ddpfix reads of the group: its limit, and how many collectives it has begun and ended."""
+    """Return what ddpfix reads of the group: its limit, and how many collectives it has begun."""
     if options["mode"] == "plain":
-        return {"limit": None, "expected": None, "counts": {}, "ended": None}
+        return {"limit": None, "expected": None, "counts": {}}
     from torch.distributed import distributed_c10d as c10d
 
     from ddpfix.groups import internals, timeouts
 
     backend = c10d._get_default_group()._get_backend(device)
     expected = backend.options._timeout.total_seconds()
-    counts, ended = internals.counts(), internals.ended()
-    return {"limit": timeouts.shortest(), "expected": expected, "counts": counts, "ended": ended}
+    return {"limit": timeouts.shortest(), "expected": expected, "counts": internals.counts()}
 
 
 if __name__ == "__main__":

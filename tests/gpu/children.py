@@ -43,9 +43,7 @@ def run(cell: Dict[str, Any]) -> Dict[str, Any]:
         return {"wrong": wrong, "said": ""}
     contexts = "not here" if own["contexts"] is None else str(own["contexts"])
     ends = f"end {plain['end']:.2f} s, {own['end']:.2f} s under ddpfix"
-    # torch's own thread notes what has ended, up to a tenth of a second later.
-    recorded = "unknown" if own["ended"] is None else f"{own['ended']} of {max(own['counts'].values(), default=0)}"
-    return {"wrong": wrong, "said": f"limit {own['limit']}; contexts {contexts}; ended {recorded}; {ends}"}
+    return {"wrong": wrong, "said": f"limit {own['limit']}; contexts {contexts}; {ends}"}
 
 
 def _told(own: Dict[str, Any]) -> Dict[str, Any]:

@@ -102,10 +102,7 @@ MORE = {
     ),
 }
 # The ranks find different things.
-DISAGREE = {
-    "one_rank": r"the ranks disagree; rank 1 did not answer within 2 s: no such error there, or it has exited",
-    "each_its_own": r"the ranks disagree; rank 1: layers.2\n",
-}
+DISAGREE = ("one_rank", "each_its_own")
 ALL = {**QUICK, **MORE}
 # Those that the setting trains.
 UNUSED = [name for name, each in ALL.items() if each.error == UNFINISHED and each.lines != [NOT_STATIC]]
@@ -196,10 +193,10 @@ def test_each_error_is_explained_and_with_its_line_the_program_trains(
 
 @LONG
 @pytest.mark.parametrize("name", DISAGREE)
-def test_ranks_that_disagree_are_named(more: Dict[str, Ranks], name: str) -> None:
+def test_ranks_that_disagree_are_no_reason_to_freeze(more: Dict[str, Ranks], name: str) -> None:
     error = ends(more[name])[0]
     assert error.startswith(f"RuntimeError: {UNFINISHED}") and LAYER in error, error
-    assert "not the same on all ranks" in error and re.search(DISAGREE[name], error), error
+    assert "not the same on all ranks" in error, error
     # Frozen on one rank alone, it would be another model there.
     assert lines_of(error) == [FIND]
     check_trains(more, f"{name}-0")

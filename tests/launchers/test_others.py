@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Dict, List, Mapping, Sequence, Tuple
@@ -26,8 +25,6 @@ pytestmark = [
 Pair = Tuple[hosts.Host, hosts.Host]
 BOTH = pytest.mark.parametrize("environ", (UNPATCHED, ON), ids=("unpatched", "on"))
 THEN = "then python -m pytest --rest tests/launchers"
-RAY = {"RAY_AUTH_MODE": "disabled", "RAY_TRAIN_V2_ENABLED": os.environ.get("RAY_TRAIN_V2_ENABLED", "1")}
-ABSENT = {**ON, "DDPFIX_TIMEOUT": "3", "TEST_STOCK": "1"}
 
 
 def judge(job: Job, environ: Mapping[str, str], compared: bool = True) -> None:
@@ -40,12 +37,6 @@ def judge(job: Job, environ: Mapping[str, str], compared: bool = True) -> None:
         check_unpatched(records)
 
 
-def names_the_host(job: Job, host: str) -> None:
-    """The rank with ddpfix says on which host there is none."""
-    (error,) = (one["error"] for one in job.of(2) if one["active"])
-    assert "but not on rank 1" in error and f"Rank 1 is on host {host}." in error, error
-
-
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--mixed_precision", "no")
 ON_CPU = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_CONFIG_FILE": ""}
 
@@ -56,22 +47,6 @@ def test_accelerate(tmp_path: Path, environ: Mapping[str, str], how: str) -> Non
     words = [*ACCELERATE, "--num_processes", "2", "--main_process_port", str(free_port())]
     words += ["--dynamo_backend", "no", str(PROGRAM), str(tmp_path), "torch", how]
     judge(launch.run(words, tmp_path, {**environ, **ON_CPU}), environ, compared=how == "plain")
-
-
-@pytest.mark.parametrize("second", (ON, {"DDPFIX": "0"}), ids=("on", "absent"))
-def test_accelerate_on_two_hosts(pair: Pair, tmp_path: Path, second: Mapping[str, str]) -> None:
-    commands: List[Tuple[hosts.Host, Sequence[str], Mapping[str, str]]] = []
-    for index, (host, environ) in enumerate(zip(pair, (ON if second is ON else ABSENT, second))):
-        words = [*ACCELERATE, "--num_processes", "2", "--num_machines", "2", "--machine_rank", str(index)]
-        words += ["--main_process_ip", pair[0].address, "--main_process_port", "29511", "--rdzv_backend", "static"]
-        words += ["--dynamo_backend", "no", str(PROGRAM), str(tmp_path)]
-        stock = {} if second is ON else {"TEST_STOCK": "1"}
-        commands.append((host, words, {**environ, **ON_CPU, **stock}))
-    job = launch.run_on_both(commands, tmp_path)
-    if second is ON:
-        judge(job, ON)
-    else:
-        names_the_host(job, "node-b")
 
 
 @BOTH
@@ -89,51 +64,7 @@ def test_lightning_starts_its_ranks(tmp_path: Path, environ: Mapping[str, str]) 
         assert any(told in error for error in errors), job.output
 
 
-@BOTH
-@pytest.mark.parametrize("how", ("plain", "prepared"))
-def test_ray_train(tmp_path: Path, environ: Mapping[str, str], how: str) -> None:
-    """Ray ends all workers as soon as one has ended with an error."""
-    needed("ray", f"pip install 'ray[train]', {THEN}")
-    program = str(PROGRAM.with_name("by_ray.py"))
-    job = launch.run([sys.executable, program, str(tmp_path), how], tmp_path, {**environ, **RAY}, limit=400)
-    if environ is ON:
-        judge(job, environ, compared=how == "plain")
-    else:
-        assert any(launch.REDUCTION in one.get("error", "") for one in job.records.get(0, [])), job.output[-4000:]
-        assert not any(one["active"] for one in job.records[0])
-
-
-def ray_on_both(pair: Pair, folder: Path, environs: Sequence[Mapping[str, str]]) -> Job:
-    """A cluster of two hosts, with a worker on each."""
-    needed("ray", f"pip install 'ray[train]', {THEN}")
-    program = [sys.executable, str(PROGRAM.with_name("by_ray.py")), str(folder)]
-    head, other = (host.address for host in pair)
-    words = ([*program, "plain", head], [*program, "join", head, other])
-    # Where its sockets have short paths, and no other program takes this cluster for its own.
-    with tempfile.TemporaryDirectory(prefix="ray-") as place:
-        own = {**RAY, "RAY_TMPDIR": place}
-        commands = [(host, each, {**environ, **own}) for host, each, environ in zip(pair, words, environs)]
-        return launch.run_on_both(commands, folder, limit=400)
-
-
-@BOTH
-def test_ray_on_two_hosts(pair: Pair, tmp_path: Path, environ: Mapping[str, str]) -> None:
-    job = ray_on_both(pair, tmp_path, [environ, environ])
-    if environ is ON:
-        judge(job, environ)
-        assert sorted(one["host"] for one in job.of(2)) == list(hosts.NAMES)
-    else:
-        assert any(launch.REDUCTION in one.get("error", "") for one in job.records.get(0, [])), job.output[-4000:]
-
-
-def test_ray_with_a_host_without_ddpfix(pair: Pair, tmp_path: Path) -> None:
-    """Which of the two has rank 0 is Ray's choice."""
-    job = ray_on_both(pair, tmp_path, [ABSENT, UNPATCHED])
-    (error,) = (one["error"] for one in job.records.get(0, []) if one["active"])
-    assert "ddpfix" in error and "is on host node-b." in error, error
-
-
-def slurm(pair: Pair, folder: Path, environs: Sequence[Mapping[str, str]], *rest: str) -> Job:
+def slurm(pair: Pair, folder: Path, environ: Mapping[str, str], *rest: str) -> Job:
     """One process on each host, with the variables that srun sets for ``--nodes 2 --ntasks-per-node 1``."""
     common = {
         "SLURM_JOB_ID": "4711",
@@ -150,7 +81,7 @@ def slurm(pair: Pair, folder: Path, environs: Sequence[Mapping[str, str]], *rest
         "MASTER_PORT": "29533",
     }
     commands: List[Tuple[hosts.Host, Sequence[str], Mapping[str, str]]] = []
-    for index, (host, environ) in enumerate(zip(pair, environs)):
+    for index, host in enumerate(pair):
         own = {"SLURM_PROCID": str(index), "SLURM_LOCALID": "0", "SLURM_NODEID": str(index)}
         words = [sys.executable, str(PROGRAM), str(folder), "slurm", *rest]
         commands.append((host, words, {**common, **own, **environ}))
@@ -159,16 +90,12 @@ def slurm(pair: Pair, folder: Path, environs: Sequence[Mapping[str, str]], *rest
 
 @BOTH
 def test_slurm(pair: Pair, tmp_path: Path, environ: Mapping[str, str]) -> None:
-    judge(slurm(pair, tmp_path, [environ, environ]), environ)
-
-
-def test_slurm_with_a_host_without_ddpfix(pair: Pair, tmp_path: Path) -> None:
-    names_the_host(slurm(pair, tmp_path, [ABSENT, UNPATCHED]), "node-b")
+    judge(slurm(pair, tmp_path, environ), environ)
 
 
 def test_slurm_under_lightning(pair: Pair, tmp_path: Path) -> None:
     needed("lightning", f"pip install lightning, {THEN}")
-    job = slurm(pair, tmp_path, [ON, ON], "lightning")
+    job = slurm(pair, tmp_path, ON, "lightning")
     judge(job, ON)
     assert [one["host"] for one in job.of(2)] == list(hosts.NAMES)
 

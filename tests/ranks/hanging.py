@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pdb
 import signal
 import subprocess
 import sys
@@ -124,16 +123,6 @@ def evaluate(job: Job, seconds: float) -> None:
     job.model.train()
 
 
-def debugged(job: Job) -> None:
-    def look() -> None:
-        reading, _ = os.pipe()
-        sys.stdin = os.fdopen(reading)
-        pdb.Pdb(stdin=sys.stdin, stdout=sys.stderr).set_trace()
-        return
-
-    job.train(look, 1)
-
-
 class SlowFile:
     """A file on a slow file system."""
 
@@ -167,32 +156,10 @@ def accumulating(job: Job) -> None:
     job.train(train_on, 1)
 
 
-def windows(job: Job) -> None:
-    """Two micro-batches a step; one rank stands still between those of the third step, in the second epoch."""
-    for epoch in range(2):
-        for batch_idx in range(4):
-            if (job.rank, epoch, batch_idx) == (1, 1, 1):
-                time.sleep(LONG)
-            with contextlib.nullcontext() if batch_idx % 2 else job.model.no_sync():
-                job.model(torch.ones(1, 2)).sum().backward()
-            if batch_idx % 2:
-                job.optimizer.step()
-                job.optimizer.zero_grad()
-
-
 def forward(job: Job) -> torch.Tensor:
     job.optimizer.zero_grad()
     loss: torch.Tensor = job.model(torch.ones(1, 2)).sum()
     return loss
-
-
-def calls_twice(job: Job) -> None:
-    """One rank calls backward twice in each step."""
-    for _ in range(6):
-        for _ in range(2 if job.rank == 1 else 1):
-            forward(job).backward()
-        job.optimizer.step()
-    distributed.barrier()
 
 
 def unreached(job: Job) -> None:
@@ -204,19 +171,6 @@ def unreached(job: Job) -> None:
         loss.backward()
         job.optimizer.step()
     distributed.barrier()
-
-
-def save_all() -> None:
-    distributed.barrier()
-
-
-def shifted(job: Job) -> None:
-    """The first rank alone saves; its barrier meets the next one of the others."""
-    job.train(lambda: None, ALL)
-    if job.rank == 0:
-        save_all()
-    distributed.barrier()
-    distributed.all_reduce(torch.ones(1))
 
 
 def undone(job: Job) -> None:
@@ -276,7 +230,6 @@ def computes(job: Job) -> None:
 
 
 JOBS: Dict[str, Callable[[Job], None]] = {
-    "shifted": shifted,
     "stuck_worker": reads(stop_worker, workers=1),
     "slow_loader": reads(lambda: time.sleep(2.5)),
     "sizes": lambda job: job.train(lambda: distributed.all_reduce(torch.ones(1 if job.rank else 2)), ALL),
@@ -293,7 +246,7 @@ JOBS: Dict[str, Callable[[Job], None]] = {
     **{
         each.__name__: each
         for each in (
-            *(uneven, debugged, saving, accumulating, windows, calls_twice, unreached),
+            *(uneven, saving, accumulating, unreached),
             *(undone, saves, computes),
         )
     },

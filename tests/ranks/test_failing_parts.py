@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import pickle
 import socket
 import subprocess
 import sys
 import time
-import typing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +18,9 @@ from ddpfix.exchange import connection, presence
 from ddpfix.exchange.connection import Connection
 from ddpfix.exchange.failure_records import FailureRecords, PeerFailedError
 from ddpfix.exchange.presence import Presence, Present
-from ddpfix.monitor import last_words, processes, sys_exit
+from ddpfix.monitor import last_words, processes
 from ddpfix.rules import endings
-from ddpfix.rules.facts import FAILED, UNDONE, Called, End
+from ddpfix.rules.facts import FAILED, UNDONE, End
 from tests.ranks import failing
 
 
@@ -84,139 +80,46 @@ def test_an_error_without_a_message_or_a_traceback() -> None:
     assert last_words.finding(0, None, ValueError()).line == "rank 0 failed: ValueError"
 
 
-def test_exits_are_given_back() -> None:
-    before, pickled = sys.exit, pickle.dumps(sys.exit)
-    sys_exit.watch()
-    try:
-        assert sys.exit is not before
-        assert inspect.signature(sys.exit) == inspect.signature(before)
-        assert typing.get_type_hints(sys.exit) == typing.get_type_hints(before)
-        assert pickle.dumps(sys.exit) == pickled
-    finally:
-        sys_exit.forget()
-    assert sys.exit is before
-
-
 ENDS = """
-import atexit, code, contextlib, sys, threading, unittest
-from ddpfix.monitor import sys_exit
+import atexit, code, sys
+from ddpfix.monitor import last_words
 from ddpfix.monitor.watch import MainThread
-sys_exit.watch()
 main = MainThread()
 def report():
-    last = sys_exit.last()
-    print(main.is_over(), main.returned(), main.uncaught(), last and (last.handled or f"{last.code}{last.place}"))
+    printed = last_words.printed()
+    print(main.is_over(), main.returned(), main.uncaught(), printed and printed.words)
 atexit.register(report)
-def leave(code):
-    sys.exit(code)
-def keep():
-    try:
-        leave(2)
-    except SystemExit as error:
-        return error
-def divide():
-    1 / 0
-def caught(then):
-    try:
-        leave(2)
-    except SystemExit:
-        then()
-def cleans():
-    try:
-        try: divide()
-        except ZeroDivisionError: leave(1)
-    finally: str()
+def hydra():
+    try: 1 / 0
+    except ZeroDivisionError: sys.exit(1)
 def begin():
-    try:
-        cleans()
+    try: hydra()
     except SystemExit as error:
-        sys_exit.has_left(error)
+        last_words.exits(error)
         raise
 def last():
 """.strip()
 
-FAILS = {
-    "[][1]": "list index out of range None",
-    "leave(3)": "None 3 (<string>:11)",
-    "sys.exit('no data')": "None no data (<string>:36)",
-    "begin()": "None ZeroDivisionError: division by zero (<string>:18)",
-    "try: divide()\n    except ZeroDivisionError: leave(1)": "None ZeroDivisionError: division by zero (<string>:18)",
-}
-FAILS_NOT = (
-    "leave(0)",
-    "raise SystemExit",
-    "raise KeyboardInterrupt",
-    "caught(lambda: None); leave(0)",
-    "caught(lambda: leave(0))",
-    "try: begin()\n    except SystemExit: leave(0)",
-    "try: begin()\n    finally: leave(0)",
-    "keep(); raise SystemExit(0)",
-    "kept = keep(); raise SystemExit(0)",
-    "thread = threading.Thread(target=leave, args=(2,)); thread.start(); thread.join(); sys.exit(0)",
-    "code.InteractiveInterpreter().runcode(compile('1/0', '<cell>', 'exec')); sys.exit(0)",
-    "sys.last_value = ValueError(); raise SystemExit(0)",
-    "try: leave(2)\n    except SystemExit: raise SystemExit(0)",
-    "unittest.TestCase().assertRaises(SystemExit, leave, 2); raise SystemExit(0)",
-    "with contextlib.suppress(SystemExit): leave(2)\n    raise SystemExit(0)",
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("[][1]", "False list index out of range None"),
+        ("begin()", "False None ZeroDivisionError: division by zero (<string>:10)"),
+        # What a program has caught, and what is no error, is no failure of it.
+        ("sys.exit(3)", "False None None"),
+        ("raise KeyboardInterrupt", "False None None"),
+        ("code.InteractiveInterpreter().runcode(compile('1/0', '<cell>', 'exec')); sys.exit(0)", "False None None"),
+        ("sys.last_value = ValueError(); raise SystemExit(0)", "False None None"),
+        ("pass", "True None None"),
+        ("1; return", "True None None"),
+    ],
 )
-
-
-def ended(line: str) -> str:
-    """What is known at the end of a program whose last line this is."""
-    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+def test_how_a_program_ends(line: str, told: str) -> None:
     script = f"{ENDS}\n    {line}\nlast()\n"
-    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-@pytest.mark.parametrize("line", FAILS)
-def test_what_has_ended_a_program(line: str) -> None:
-    assert ended(line) == f"True False {FAILS[line]}"
-
-
-@pytest.mark.parametrize("line", FAILS_NOT)
-def test_what_a_program_has_caught_is_no_failure_of_it(line: str) -> None:
-    assert ended(line) == "True False None None"
-
-
-@pytest.mark.parametrize("line", ["pass", "1; return", "caught(lambda: None)"])
-def test_a_program_that_has_come_to_its_end(line: str) -> None:
-    assert ended(line) == "True True None None"
-
-
-WORKER = """
-import multiprocessing, sys, threading
-from ddpfix.monitor import sys_exit
-
-def work(how):
-    sys_exit.watch()
-    def report():
-        threading.main_thread().join()
-        print(sys_exit.last() and sys_exit.last().code, flush=True)
-    threading.Thread(target=report).start()
-    try:
-        sys.exit(3)
-    except SystemExit:
-        if how == "fails":
-            sys.exit(4)
-        if how == "tried again":
-            return
-
-if __name__ == "__main__":
-    process = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(sys.argv[2],))
-    process.start()
-    process.join()
-"""
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize(("how", "code"), [("fails", "4"), ("tried again", "None")])
-def test_a_worker_of_multiprocessing_fails_where_it_ends(tmp_path: Path, method: str, how: str, code: str) -> None:
-    (tmp_path / "work.py").write_text(WORKER)
-    command = [sys.executable, str(tmp_path / "work.py"), method, how]
     environ = {**os.environ, "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
-    assert done.stdout.strip() == code, done.stderr
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True)
+    assert done.stdout.strip() == f"True {told}", done
 
 
 def test_what_ranks_leave_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +145,7 @@ def test_who_takes_part_and_who_has_left(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (there.pid, there.step, there.beat) == (os.getpid(), 7, 1) and not processes.is_gone(there)
     other.beat(8)
     assert one.of(1) != there
-    end = End(1, FAILED, "rank 1 failed", called=Called({"train.py:8": 2}, "train.py:8"))
+    end = End(1, FAILED, "rank 1 failed")
     other.leave(end)
     assert one.ends() == [end] and other.ends() == [] and one.number_of_ends() == 1
     left = one.of(1)

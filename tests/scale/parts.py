@@ -158,4 +158,4 @@ def _watch(world: World, rank: int, limit: float, folder: str) -> Any:
     # Turns are taken instead of threads.
     with world.turn(rank):
         here = Rank(rank, world.size, lambda: 3)
-        return hang.Monitor(world.stores[rank], here, hang.Limits(limit, None), folder)
+        return hang.Monitor(world.stores[rank], here, limit, folder=folder)

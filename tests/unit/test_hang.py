@@ -6,7 +6,6 @@ import linecache
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
@@ -44,12 +43,6 @@ STACKS: List[Tuple[List[StackFrame], Optional[bool], str, str]] = [
     ([MAIN, in_torch("nn/parallel/distributed.py", "_pre_forward")], None, facts.WRAPPER, "DDP's forward"),
     ([MAIN, in_torch("nn/parallel/distributed.py", "__init__")], None, facts.WRAPPER, "DDP's constructor"),
     ([MAIN, in_torch("serialization.py", "save"), MAIN], None, facts.CHECKPOINT, "torch.save"),
-    (
-        [MAIN, StackFrame(f"{PYTHON}/pdb.py", 1, "interaction"), StackFrame(f"{PYTHON}/cmd.py", 1, "cmdloop")],
-        None,
-        facts.DEBUGGER,
-        "",
-    ),
     ([MAIN, CALL], True, facts.FORWARD, "forward"),
     ([MAIN, CALL], False, facts.EVALUATION, "forward in evaluation mode"),
     ([MAIN, MAIN._replace(name="validate"), LOADS], None, facts.EVALUATION, "validate"),
@@ -182,7 +175,7 @@ def test_a_process_that_is_stopped_or_gone_is_told_by_the_system() -> None:
             if processes.state_of(who) == processes.STOPPED:
                 break
             time.sleep(0.02)
-        assert "is stopped" in processes.own_trouble(threading.main_thread().native_id or 0)
+        assert "is stopped" in processes.in_words(processes.state_of(who))
     finally:
         child.kill()
     child.wait()

@@ -1,9 +1,9 @@
-"""In what ranks differ: from their counts of forwards, backwards, optimizer steps and collectives alone."""
+"""In what ranks differ: from their counts of forwards and backwards alone."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence
 
 import pytest
 
@@ -13,39 +13,7 @@ from ddpfix.rules.names import Group
 from ddpfix.rules.replicas import Snapshot, Where
 from ddpfix.rules.unused import Seen
 
-A, B, SAVE = "step (train.py:10)", "train.py:20", "save (train.py:30)"
-
-
-@pytest.mark.parametrize(
-    "here, at, there, other_at, found",
-    [
-        # A save of this rank alone; the other one is ahead at the line where it waits.
-        ({SAVE: 1, A: 1}, A, {A: 1, B: 1}, B, (SAVE, 1)),
-        # In a loop, both wait at the same line.
-        ({SAVE: 1, A: 9}, A, {A: 10}, A, (SAVE, 1)),
-        ({SAVE: 2, A: 8}, A, {A: 10}, A, (SAVE, 2)),
-        # The other one has ended.
-        ({SAVE: 1, A: 10}, A, {A: 10}, "", (SAVE, 1)),
-        # This rank still waits where it alone has called: the paragraph has the line already.
-        ({SAVE: 1}, SAVE, {A: 1}, A, None),
-        # Branches that call at lines of their own, and wait elsewhere.
-        ({SAVE: 1, A: 5}, A, {B: 1, A: 5}, A, None),
-        # Nothing is different, or one is a step behind.
-        ({A: 5}, A, {A: 5}, A, None),
-        ({A: 4}, A, {A: 5}, A, None),
-        # Two lines are different: none of them is certain.
-        ({SAVE: 1, B: 1, A: 1}, A, {A: 3}, A, None),
-    ],
-)
-def test_one_rank_has_called_more(
-    here: Dict[str, int], at: str, there: Dict[str, int], other_at: str, found: Optional[Tuple[str, int]]
-) -> None:
-    assert differences.one_call_more(here, at, there, other_at) == found
-    if found is not None:
-        assert differences.one_call_more(there, other_at, here, at) is None
-
-
-PLAIN = TrainingProgress(12, 12, 12)
+PLAIN = TrainingProgress(12, 12)
 SKIPPED = "Backward was called 11 times in 12 forwards on rank 1, 12 times in 12 forwards on rank 0: "
 
 
@@ -53,22 +21,18 @@ SKIPPED = "Backward was called 11 times in 12 forwards on rank 1, 12 times in 12
     "works, told",
     [
         (
-            {0: PLAIN, 1: TrainingProgress(12, 11, 11, 1, "train.py:41")},
+            {0: PLAIN, 1: TrainingProgress(12, 11, 1, "train.py:41")},
             f"{SKIPPED}rank 1 skipped one near train.py:41. Skip a batch on all ranks",
         ),
-        ({0: PLAIN, 1: TrainingProgress(12, 11, 11, waits=True).ended()}, f"{SKIPPED}rank 1 skipped one. "),
-        ({0: PLAIN, 1: TrainingProgress(12, 9, 9, 3)}, "rank 1 skipped 3. "),
+        ({0: PLAIN, 1: TrainingProgress(12, 11, waits=True).ended()}, f"{SKIPPED}rank 1 skipped one. "),
+        ({0: PLAIN, 1: TrainingProgress(12, 9, 3)}, "rank 1 skipped 3. "),
         (
-            {0: PLAIN, 1: TrainingProgress(12, 12, 12, 1)},
+            {0: PLAIN, 1: TrainingProgress(12, 12, 1)},
             "On rank 1 no gradient reached the model after a forward: the loss",
         ),
         (
-            {0: PLAIN, 1: TrainingProgress(12, 12, 12, missed=True)},
+            {0: PLAIN, 1: TrainingProgress(12, 12, missed=True)},
             "On rank 1 no gradient reached the model after its last forward",
-        ),
-        (
-            {0: PLAIN, 1: TrainingProgress(13, 13, 6)},
-            "13 times in 6 optimizer steps on rank 1, 12 times in 12 optimizer steps",
         ),
     ],
 )
@@ -81,20 +45,19 @@ def test_ranks_that_do_not_call_backward_equally(works: Dict[int, TrainingProgre
     [
         # All do the same, or one is a step or a micro-batch ahead.
         {0: PLAIN, 1: PLAIN},
-        {0: TrainingProgress(13, 13, 12), 1: PLAIN},
-        {0: TrainingProgress(13, 12, 12, waits=True), 1: PLAIN},
-        {0: TrainingProgress(8, 8, 2), 1: TrainingProgress(11, 11, 2)},
+        {0: TrainingProgress(13, 13), 1: PLAIN},
+        {0: TrainingProgress(13, 12, waits=True), 1: PLAIN},
         # A forward without a backward in each step, on all ranks.
-        {0: TrainingProgress(24, 12, 12, 12), 1: TrainingProgress(24, 12, 12, 12)},
+        {0: TrainingProgress(24, 12, 12), 1: TrainingProgress(24, 12, 12)},
         # One rank makes another forward in each step, for a log.
-        {0: TrainingProgress(24, 12, 12, 12), 1: PLAIN},
-        {0: TrainingProgress(24, 12, 12, 12), 1: TrainingProgress(13, 13, 12)},
+        {0: TrainingProgress(24, 12, 12), 1: PLAIN},
+        {0: TrainingProgress(24, 12, 12), 1: TrainingProgress(13, 13)},
         # Nothing is counted, there or on all ranks.
         {0: PLAIN, 1: TrainingProgress()},
         {0: TrainingProgress(), 1: TrainingProgress()},
         {0: PLAIN},
         # Nobody has had a gradient: ranks are no different.
-        {0: TrainingProgress(12, 12, 12, missed=True), 1: TrainingProgress(12, 12, 12, missed=True)},
+        {0: TrainingProgress(12, 12, missed=True), 1: TrainingProgress(12, 12, missed=True)},
     ],
 )
 def test_ranks_that_are_only_in_other_places(works: Dict[int, TrainingProgress]) -> None:

@@ -43,22 +43,22 @@ def unfinished(case: Evidence, message: str) -> Finding:
     if why:
         # Not the flag: with it DDP ends at the second backward of a step.
         words = "call backward equally often in each step, or once, for the sum of the losses"
-        return _found(unused.REPEATED, head, [why, *others.disagree()], [(words, [_SUM])])
+        return _found(unused.REPEATED, head, [why], [(words, [_SUM])])
     if getattr(model.wrapper, "static_graph", False):
         used = names.modules(groups)
         why = f"static_graph=True expects the same parameters in each step, and the first one used {used}"
         words = f"replace static_graph=True by find_unused_parameters=True, {_where(case.lines)}"
-        return _found(unused.STATIC, head, [why, *others.disagree()], [(words, [case.lines.not_static])])
+        return _found(unused.STATIC, head, [why], [(words, [case.lines.not_static])])
     if model.wrapper.find_unused_parameters:
         why = "find_unused_parameters=True is set, but DDP found them behind an output that is not part of the loss"
         words = "return only what the loss needs from the wrapped model, or add it to the loss"
         cure = (words, ["loss = loss + 0.0 * output.sum()"])
-        return _found(unused.HIDDEN, head, [why, *others.disagree()], [cure])
+        return _found(unused.HIDDEN, head, [why], [cure])
     causes = unused.causes([(group, _seen(case, group)) for group in groups])
     is_by_hand = case.is_inside and case.lines.is_plain
     cures = [_by_hand(case)] if is_by_hand else _of_unused(case, causes, others)
     kind = causes[0].finding.kind if causes else unused.UNKNOWN
-    return _found(kind, head, [*(cause.finding.cause for cause in causes), *others.disagree()], cures)
+    return _found(kind, head, [cause.finding.cause for cause in causes], cures)
 
 
 def _seen(case: Evidence, group: Group) -> Seen:
@@ -116,7 +116,7 @@ def twice(case: Evidence, message: str, error: BaseException, roots: Any) -> Opt
     others = Others(case, [number])
     why, cure = _why_twice(case, number, _backwards_within(error) > 1)
     head = f"{model.names[number]} was marked ready twice on {others.here}{_step(case)}{others.say()}"
-    return _found(unused.TWICE, head, [why, *others.disagree()], [cure])
+    return _found(unused.TWICE, head, [why], [cure])
 
 
 def _why_twice(case: Evidence, number: int, reentrant: bool) -> Tuple[str, Cure]:
@@ -169,55 +169,28 @@ def _found(kind: str, head: str, causes: Sequence[str], cures: Sequence[Cure]) -
 
 
 class Others:
-    """What the other ranks have found about the same step."""
+    """On how many ranks the same was found in the same step."""
 
     def __init__(self, case: Evidence, numbers: Sequence[int]) -> None:
-        self._model, self._own = case.model, System.json(sorted(numbers))
         self.here = f"rank {process_groups.own_rank()}"
         case.number += 1
-        ranks = process_groups.ranks_of(case.model.wrapper.process_group)
-        name = f"{case.model.number}/{case.number}"
+        size = len(process_groups.ranks_of(case.model.wrapper.process_group))
+        name, own = f"{case.model.number}/{case.number}", System.json(sorted(numbers))
         # The other ranks may not have a model without a name.
-        self._found = (
-            comparison.compare(name, process_groups.own_rank(), ranks, self._own) if case.model.number else None
-        )
+        self._found = comparison.compare(name, size, own) if case.model.number else None
 
     def agree(self) -> bool:
         """Return whether all ranks have found the same, as far as they can be asked."""
-        return self._found is None or (len(self._found.findings) == 1 and self._found.answered == self._found.size)
+        return self._found is None or self._found.same == self._found.size
 
     def say(self) -> str:
         """On how many ranks it is the same."""
-        found = self._found
-        if found is None:
+        if self._found is None:
             return ""
-        same = max((each.ranks for each in found.findings if each.text == self._own), default=1)
-        if self.agree():
-            return f", the same on all {found.size} ranks"
-        return f", the same on {same} of {found.size} ranks" if same > 1 else ", not the same on all ranks"
-
-    def disagree(self) -> List[str]:
-        """Return the differing results of other ranks."""
-        found = self._found
-        if found is None or self.agree():
-            return []
-        texts = []
-        for each in found.findings:
-            if each.text != self._own:
-                held = names_of(self._model, System.loads(each.text))
-                more = f" and {each.ranks - 1} more" if each.ranks > 1 else ""
-                texts.append(f"rank {each.rank}{more}: {names.modules(names.collapsed(held, self._model.names))}")
-        if found.answered < found.size:
-            limit = f"{comparison.LIMIT:g} s"
-            texts.append(f"{self._silent(found)} did not answer within {limit}: no such error there, or it has exited")
-        return [f"the ranks disagree; {'; '.join(texts)}"]
-
-    @staticmethod
-    def _silent(found: comparison.Found) -> str:
-        if not found.silent:
-            return f"{found.size - found.answered} ranks"
-        shown = ", ".join(map(str, found.silent[:4]))
-        return f"rank {shown}" + (f" and {len(found.silent) - 4} more" if len(found.silent) > 4 else "")
+        same, size = self._found
+        if same == size:
+            return f", the same on all {size} ranks"
+        return f", the same on {same} of {size} ranks" if same > 1 else ", not the same on all ranks"
 
 
 def names_of(model: ddp.Wrapped, numbers: Sequence[int]) -> List[str]:

@@ -80,8 +80,6 @@ class Steps:
         self._before: Tuple[Hook, ...] = ()
         self._after: Tuple[Hook, ...] = ()
         self._handles: List[Any] = []
-        # How many have begun in this process.
-        self.count = 0
 
     def follow(self, place: str, before: Optional[Hook] = None, after: Optional[Hook] = None) -> None:
         """Call these before and after each step, in the order of :data:`.order.STEPS`."""
@@ -106,7 +104,6 @@ class Steps:
             self._handles.pop().remove()
 
     def _begins(self, optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        self.count += 1
         changed = None
         for before in self._before:
             result = before(optimizer, args, kwargs)

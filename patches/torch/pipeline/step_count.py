@@ -1,4 +1,4 @@
-"""The one count of training forwards: which step a model is in, and which micro-batch of it.
+"""The one count of training forwards: which step a model is in.
 
 A step is a training forward: a forward with gradients enabled of a model in training mode (:func:`.ddp.trains`), also
 under ``no_sync``. Failures, hangs, the comparison of replicas and loops of uneven length read it here.
@@ -19,7 +19,6 @@ from ..internals import process_groups
 from ..internals.wrapper import inner, joins, trains
 from . import ddp
 from .backward import Backwards
-from .optimizers import Steps
 from .order import Shared
 
 _JOINS = "DDPFIX_UNEVEN has no effect on {}, which trains inside join(): join() handles uneven data itself"
@@ -42,8 +41,8 @@ class Clock:
         self._is_of_all = 1 < len(ranks) == len(process_groups.ranks_of(None))
         self.number = 0
         self.local, self.local_place, self.local_file = 0, "", ""
-        # The forwards ahead of those whose gradients are summed now, and whether the last one has ended such a sum.
-        self._before, self._reduced = 0, True
+        # Whether the last training forward ends in a reduction.
+        self._reduced = True
         # The forwards that have prepared a reduction, and whether the one that was begun last does so when it ends.
         self._prepared, self._prepares = 0, False
         # Whether the last forward was one of training, the backwards of this process when it began, how many such
@@ -83,8 +82,6 @@ class Clock:
             return
         if not reduces:
             self._begin_local()
-        if self._reduced:
-            self._before = self.number
         self._reduced = reduces
         self.number += 1
         clocks.last = self
@@ -121,13 +118,7 @@ class Clock:
         counted = self._clocks
         waits = self._trains and self._waits()
         missed = waits and self._backwards < counted.backwards.count
-        done = self.number, counted.backwards.count, counted.optimizer_steps.count
-        return TrainingProgress(*done, self._skipped, self._place, waits, missed)
-
-    def micro(self) -> int:
-        """Return the number of the last forward's micro-batch in its step; 0 where ``no_sync`` is not used."""
-        number = self.number - self._before
-        return 0 if self._reduced and number == 1 else number
+        return TrainingProgress(self.number, counted.backwards.count, self._skipped, self._place, waits, missed)
 
 
 CLOCK: ddp.Slot[Clock] = ddp.Slot()
@@ -147,13 +138,13 @@ class Clocks:
         self.last: Optional[Clock] = None
         self.counts, self.begun = False, 0
         # Of the activation, once somebody follows.
-        self.backwards, self.optimizer_steps = Backwards(), Steps()
+        self.backwards = Backwards()
         self._due: List[Callable[[], None]] = []
         self._shared: Shared[None] = Shared("torch.clock", ("failures", "divergence", "uneven"))
 
     def follow(self, site: Site, owner: Any, place: str) -> None:
         """Count until the patch is undone."""
-        self.backwards, self.optimizer_steps = site.keep(Backwards), site.keep(Steps)
+        self.backwards = site.keep(Backwards)
         self._shared.join(site, place, None, functools.partial(self._put_on, owner))
 
     def _put_on(self, owner: Any, site: Site) -> None:
@@ -170,10 +161,6 @@ class Clocks:
     def work(self) -> TrainingProgress:
         """Return what this rank has done, by the model whose forward was begun last."""
         return TrainingProgress() if self.last is None else self.last.work()
-
-    def micro(self) -> int:
-        """Return the number of that forward's micro-batch in its step; 0 where gradients are not accumulated."""
-        return 0 if self.last is None else self.last.micro()
 
     def at_next(self, due: Callable[[], None]) -> None:
         """Call this when the next forward begins that ends in a reduction over all ranks."""

@@ -103,11 +103,9 @@ def how_it_ends(rank: int) -> Tuple[str, Optional[Finding]]:
     error = _error()
     if error is not None:
         return f"failed: {last_words.words(error)}", last_words.finding(rank, None, error)
-    sys_exit: Any = sys.modules.get("ddpfix.monitor.sys_exit")
-    known = sys_exit.last() if sys_exit is not None else None
-    if known is not None:
-        words = known.handled or f"exit code {known.code}{known.place}"
-        return f"failed: {words}", endings.failed([rank], None, words, follows=known.follows)
+    printed = last_words.printed()
+    if printed is not None:
+        return f"failed: {printed.words}", endings.failed([rank], None, printed.words, follows=printed.follows)
     return "ended", None
 
 
