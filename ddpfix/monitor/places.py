@@ -60,6 +60,7 @@ _READS = re.compile(
     rf"|\.(any|all|equal|unique|to|{'|'.join(devices.KINDS)})\("
 )
 _SLEEPS = re.compile(r"\.wait\(|\bsleep\(")
+_MODULE = "torch/nn/modules/module.py"
 _SOURCE = 60
 # More functions than that of a program's own tell nothing more.
 _MOST = 12
@@ -73,10 +74,19 @@ class StackFrame(NamedTuple):
     line: int
     name: str
 
+    @classmethod
+    def of(cls, frame: FrameType) -> StackFrame:
+        return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
     def is_in(self, *parts: str) -> bool:
         """Return whether the file is one of these; a part that ends with a slash is a folder."""
         path = "/" + self.file.replace(os.sep, "/")
         return any(f"/{part}" in path for part in parts)
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is Python's own, torch's, or ours."""
+        return calls.is_library(self.file)
 
 
 class Place(NamedTuple):
@@ -105,53 +115,42 @@ def classify(
         on_device: whether the process uses a GPU, whose work the program's own line may wait for.
         stands: whether it has stood in one instruction for seconds.
     """
-    user = _users(stack)
+    # The innermost frame of the user's files, else of what is neither torch's, Python's nor ours.
+    own = [spot for spot in stack if is_users(spot.file)] or [spot for spot in stack if not spot.is_library]
+    user = (own or list(stack))[-1]
     where = f"{os.path.basename(user.file)}:{user.line}"
     source = linecache.getline(user.file, user.line).strip()[:_SOURCE]
     phase, what = _phase(stack, user, training, source, on_device and stands)
     if phase == OTHER and on_device and stack[-1] == user and _SYNCHRONIZES.search(source):
         phase, what = DEVICE, GPU
     if phase == COLLECTIVE:
-        where = _tool(stack, user) + where
+        # The function of a toolkit that the user's line has called, and which calls the collective: trainer.fit().
+        inner = stack[len(stack) - list(reversed(stack)).index(user) :]
+        tools = [spot for spot in inner if not spot.is_library and spot.name not in calls.HAND_ON]
+        for tool in tools[-1:]:
+            where = f"{tool.name} ({os.path.basename(tool.file)}:{tool.line}), called at {where}"
     return Place(phase, what, where, source)
-
-
-def _users(stack: Sequence[StackFrame]) -> StackFrame:
-    """Return the innermost frame of the user's files, else of what is neither torch's, Python's nor ours."""
-    own = [spot for spot in stack if is_users(spot.file)]
-    others = [spot for spot in stack if not is_library(spot)]
-    return (own or others or list(stack))[-1]
-
-
-def _tool(stack: Sequence[StackFrame], user: StackFrame) -> str:
-    """Return the function of a toolkit that the user's line has called, and which calls a collective: trainer.fit()."""
-    inner = stack[len(stack) - list(reversed(stack)).index(user) :]
-    tools = [spot for spot in inner if not is_library(spot) and spot.name not in calls.HAND_ON]
-    return f"{tools[-1].name} ({os.path.basename(tools[-1].file)}:{tools[-1].line}), called at " if tools else ""
-
-
-def is_library(spot: StackFrame) -> bool:
-    """Return whether a frame is Python's own, torch's, or ours."""
-    return calls.is_library(spot.file)
 
 
 def _phase(
     stack: Sequence[StackFrame], user: StackFrame, training: Optional[bool], source: str, stands: bool
 ) -> Tuple[str, str]:
-    last = stack[-1]
+    last, save, loader = stack[-1], _first(stack, *_SAVES), _first(stack, "torch/utils/data/dataloader.py")
+    loading = f"DataLoader.{loader.name}" if loader else ""
+    evaluation = _named(stack, EVALUATES) or ("forward in evaluation mode" if training is False else "")
     for phase, what in (
         (COLLECTIVE, _collective(stack)),
-        (CHECKPOINT, _function(stack, _SAVES)),
+        (CHECKPOINT, f"{'torch.' if save.is_in('torch/serialization.py') else ''}{save.name}" if save else ""),
         (WRAPPER, _wrapper(last)),
         (BACKWARD, "backward" if any(map(_is_backward, stack)) else ""),
-        (LOADER, _loader(stack) if stands else ""),
+        (LOADER, loading if stands else ""),
         (DEVICE, _device(stack, training) if stands else ""),
         (STEP, "the optimizer's step" if _steps(stack) else ""),
         # Names tell less than what is seen above: train_and_evaluate() may be anywhere around a backward.
-        (EVALUATION, _evaluation(stack, training)),
+        (EVALUATION, "" if training else evaluation),
         (CHECKPOINT, _named(stack, _SAVING)),
-        (LOADER, _loader(stack)),
-        (FORWARD, "forward" if _names(stack, "torch/nn/modules/module.py", "") else ""),
+        (LOADER, loading),
+        (FORWARD, "forward" if _first(stack, _MODULE) else ""),
     ):
         if what:
             return phase, what
@@ -160,6 +159,25 @@ def _phase(
     if _WRITES.search(source):
         return CHECKPOINT, user.name if last == user else _short(last)
     return OTHER, _short(last)
+
+
+def _first(stack: Sequence[StackFrame], *files: str) -> Optional[StackFrame]:
+    """Return the outermost frame in one of these files."""
+    return next((spot for spot in stack if spot.is_in(*files)), None)
+
+
+def _collective(stack: Sequence[StackFrame]) -> str:
+    """Return the collective, by the function that the program called; our own waiting for ranks is one as well."""
+    last = stack[-1]
+    if last.file.startswith(OWN) and last.name in ("look_until", "wait") and _first(stack, "ddpfix/exchange/"):
+        return "a comparison of ranks by ddpfix"
+    return next((spot.name for spot in stack if spot.is_in(*_COLLECTIVES) and spot.name != "wrapper"), "")
+
+
+def _wrapper(last: StackFrame) -> str:
+    if not last.is_in("torch/nn/parallel/distributed.py"):
+        return ""
+    return "DDP's constructor" if last.name == "__init__" else "DDP's forward"
 
 
 def _is_backward(spot: StackFrame) -> bool:
@@ -179,8 +197,22 @@ def _device(stack: Sequence[StackFrame], training: Optional[bool]) -> str:
     if _SYNCHRONIZES.search(text) or _READS.search(text):
         return GPU
     # The queue is full wherever it is: in a model's own forward, too.
-    launches = last.is_in(*_LAUNCHES) or (training and _names(stack, "torch/nn/modules/module.py", ""))
-    return _short(last) if launches else ""
+    return _short(last) if last.is_in(*_LAUNCHES) or (training and _first(stack, _MODULE)) else ""
+
+
+def _steps(stack: Sequence[StackFrame]) -> bool:
+    """Return whether an optimizer steps; within the closure that it was given, Lightning has forward and backward."""
+    inner = [number for number, spot in enumerate(stack) if spot.name == "step" and spot.is_in("torch/optim/")]
+    return bool(inner) and all(spot.is_library for spot in stack[inner[-1] + 1 :])
+
+
+def _named(stack: Sequence[StackFrame], words: re.Pattern[str]) -> str:
+    """Return the innermost function of the program or of a toolkit with such a name."""
+    for spot in reversed(stack):
+        tells = not (_TRAINS.search(spot.name) or _SEVERAL.search(spot.name) or spot.is_library)
+        if tells and words.search(spot.name):
+            return spot.name
+    return ""
 
 
 def _short(spot: StackFrame) -> str:
@@ -188,66 +220,6 @@ def _short(spot: StackFrame) -> str:
     if is_users(spot.file):
         return "the script" if spot.name == "<module>" else spot.name
     return f"{spot.name} of {'/'.join(spot.file.replace(os.sep, '/').split('/')[-2:])}"
-
-
-def _collective(stack: Sequence[StackFrame]) -> str:
-    """Return the collective, by the function that the program called; our own waiting for ranks is one as well."""
-    for number, spot in enumerate(stack):
-        is_ours = spot.file.startswith(OWN) and any(each.is_in("ddpfix/exchange/") for each in stack[number:])
-        if is_ours and stack[-1].name in ("look_until", "wait") and stack[-1].file.startswith(OWN):
-            return "a comparison of ranks by ddpfix"
-        if spot.is_in(*_COLLECTIVES) and spot.name != "wrapper":
-            return spot.name
-    return ""
-
-
-def _function(stack: Sequence[StackFrame], files: Sequence[str]) -> str:
-    for spot in stack:
-        if spot.is_in(*files):
-            return f"torch.{spot.name}" if spot.is_in("torch/serialization.py") else spot.name
-    return ""
-
-
-def _named(stack: Sequence[StackFrame], words: re.Pattern[str]) -> str:
-    """Return the innermost function of the program or of a toolkit with such a name."""
-    for spot in reversed(stack):
-        tells = not (_TRAINS.search(spot.name) or _SEVERAL.search(spot.name) or is_library(spot))
-        if tells and words.search(spot.name):
-            return spot.name
-    return ""
-
-
-def _evaluation(stack: Sequence[StackFrame], training: Optional[bool]) -> str:
-    if training:
-        return ""
-    return _named(stack, EVALUATES) or ("forward in evaluation mode" if training is False else "")
-
-
-def _loader(stack: Sequence[StackFrame]) -> str:
-    inside = _names(stack, "torch/utils/data/dataloader.py", "")
-    return f"DataLoader.{inside}" if inside else ""
-
-
-def _steps(stack: Sequence[StackFrame]) -> bool:
-    """Return whether an optimizer steps; within the closure that it was given, Lightning has forward and backward."""
-    inner = next((number for number in range(len(stack) - 1, -1, -1) if _is_step(stack[number])), None)
-    return inner is not None and all(is_library(spot) for spot in stack[inner + 1 :])
-
-
-def _is_step(spot: StackFrame) -> bool:
-    return spot.name == "step" and spot.is_in("torch/optim/")
-
-
-def _wrapper(last: StackFrame) -> str:
-    if not last.is_in("torch/nn/parallel/distributed.py"):
-        return ""
-    return "DDP's constructor" if last.name == "__init__" else "DDP's forward"
-
-
-def _names(stack: Sequence[StackFrame], file: str, name: str) -> str:
-    """Return the name of the outermost frame in a file, if it is this one."""
-    found: List[str] = [spot.name for spot in stack if spot.is_in(file) and name in (spot.name, "")]
-    return found[0] if found else ""
 
 
 def loops_of(frames: Sequence[FrameType]) -> Tuple[Standing, ...]:
@@ -258,10 +230,9 @@ def loops_of(frames: Sequence[FrameType]) -> Tuple[Standing, ...]:
     """
     own: List[Standing] = []
     for frame in frames:
-        code = frame.f_code
-        if not is_library(StackFrame(code.co_filename, frame.f_lineno, code.co_name)):
-            loops = _around(frame) if len(own) < _MOST else ()
-            own.append((code.co_filename, code.co_name, frame.f_lineno, loops))
+        file, line, name = StackFrame.of(frame)
+        if not calls.is_library(file):
+            own.append((file, name, line, _around(frame) if len(own) < _MOST else ()))
     return tuple(own[:_MOST])
 
 
@@ -277,7 +248,8 @@ def _around(frame: FrameType) -> Tuple[Tuple[int, int], ...]:
     if not any(each.co_firstlineno == first and each.co_code == code.co_code for each in _below(whole)):
         # The file has been edited since the program began, or is not what runs.
         return ()
-    found = (_span(node) for node in ast.walk(tree) if isinstance(node, _LOOPS))
+    # What stands in the branch "else" of a loop runs after it.
+    found = ((node.lineno, node.body[-1].end_lineno or 0) for node in ast.walk(tree) if isinstance(node, _LOOPS))
     return tuple(sorted((start, end) for start, end in found if first <= start <= line <= end))
 
 
@@ -287,9 +259,3 @@ def _below(code: CodeType) -> Iterator[CodeType]:
     for value in code.co_consts:
         if isinstance(value, CodeType):
             yield from _below(value)
-
-
-def _span(node: ast.AST) -> Tuple[int, int]:
-    body = getattr(node, "body", [])
-    # What stands in the branch "else" of a loop runs after it.
-    return int(getattr(node, "lineno", 0)), int(getattr(body[-1], "end_lineno", 0) or 0)

@@ -15,6 +15,7 @@ from typing import Dict, List, Optional, Tuple
 from ddpfix import devices
 from ddpfix.groups import calls, internals
 from ddpfix.monitor import loaders, places, processes
+from ddpfix.monitor.places import StackFrame
 from ddpfix.monitor.watch import Rank
 from ddpfix.rules import facts
 from ddpfix.rules.facts import Position
@@ -157,7 +158,7 @@ def _frames(thread: threading.Thread) -> List[FrameType]:
 def _without_polls(frames: List[FrameType]) -> List[FrameType]:
     """Return the frames down to one that polls: what runs below it changes, and means no movement."""
     for number, frame in enumerate(frames):
-        if frame.f_code.co_name == "_try_get_data" and _spot(frame).is_in("torch/utils/data/dataloader.py"):
+        if frame.f_code.co_name == "_try_get_data" and StackFrame.of(frame).is_in("torch/utils/data/dataloader.py"):
             return frames[: number + 1]
     while len(frames) > 1 and frames[-1].f_code.co_filename.startswith(OWN):
         frames = frames[:-1]
@@ -175,31 +176,25 @@ def _same(before: Tuple[_Key, ...], now: Tuple[_Key, ...]) -> int:
 
 
 def _place(frames: List[FrameType], stands: bool = False) -> places.Place:
-    stack = [places.StackFrame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
-    return places.classify(stack, _training(frames), bool(devices.in_use()), stands)
+    return places.classify(list(map(StackFrame.of, frames)), _training(frames), bool(devices.in_use()), stands)
 
 
 def _training(frames: List[FrameType]) -> Optional[bool]:
     """Return whether the outermost module whose forward runs is in training mode."""
     for frame in frames:
-        if frame.f_code.co_name == "_call_impl" and _spot(frame).is_in("torch/nn/modules/module.py"):
+        if frame.f_code.co_name == "_call_impl" and StackFrame.of(frame).is_in("torch/nn/modules/module.py"):
             training = getattr(calls.variables(frame).get("self"), "training", None)
             return training if isinstance(training, bool) else None
     return None
 
 
-def _spot(frame: FrameType) -> places.StackFrame:
-    return places.StackFrame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-
-
 def _loading(frames: List[FrameType]) -> Tuple[Optional[loaders.Loading], int]:
     """Return the loader that the rank stands in, or its only one; and how many are in use."""
-    number, known = 0, []
+    known: List[loaders.Loading] = []
     with contextlib.suppress(Exception):
         known = loaders.alive()
-        number = len(known)
     for frame in frames:
-        if frame.f_code.co_name == "__next__" and _spot(frame).is_in("torch/utils/data/dataloader.py"):
+        if frame.f_code.co_name == "__next__" and StackFrame.of(frame).is_in("torch/utils/data/dataloader.py"):
             with contextlib.suppress(Exception):
-                return loaders.of(calls.variables(frame)["self"]), number
-    return (known[0] if number == 1 else None), number
+                return loaders.of(calls.variables(frame)["self"]), len(known)
+    return (known[0] if len(known) == 1 else None), len(known)
