@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 # What a finding means for its reader: to be looked at, fine, or neither.
 BAD, GOOD, PLAIN = "attention", "good", "plain"
@@ -56,18 +56,24 @@ class Finding(NamedTuple):
         return [*(part if part.endswith(".") else f"{part}." for part in before), last]
 
 
+def runs(numbers: Iterable[int]) -> List[List[int]]:
+    """Return numbers in order, consecutive ones together."""
+    found: List[List[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return found
+
+
 def several(ranks: Sequence[int], of: Optional[int] = None) -> str:
     """Ranks in words: "rank 3", "ranks 0 to 2", "ranks 0, 2 and 5 to 7"; ``of``: how many there are in all."""
-    spans: List[List[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
+    spans = runs(ranks)[:_SPANS]
     parts: List[str] = []
-    for span in spans[:_SPANS]:
-        parts += [f"{span[0]} to {span[-1]}"] if len(span) > 2 else [str(rank) for rank in span]
-    left = (len(ranks) if of is None else of) - sum(map(len, spans[:_SPANS]))
+    for span in spans:
+        parts += [f"{span[0]} to {span[-1]}"] if len(span) > 2 else map(str, span)
+    left = (len(ranks) if of is None else of) - sum(map(len, spans))
     parts += [f"{left:,} more"] if left > 0 else []
     told = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"{'rank' if len(ranks) == 1 and left <= 0 else 'ranks'} {told}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
+from ddpfix.rules.finding import runs
+
 # Stands for the module that holds all others.
 WHOLE = "the model"
 # Characters of names in one line.
@@ -90,13 +92,8 @@ def listed(groups: Sequence[Group]) -> str:
 
 def _ranges(numbers: Sequence[str]) -> str:
     """Return the numbers of some layers, as ranges; "" for what has none."""
-    runs: List[List[int]] = []
-    for number in sorted(int(each) for each in numbers if each):
-        if runs and runs[-1][-1] + 1 == number:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    words = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    found = runs(int(each) for each in numbers if each)
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in found]
     return ", ".join(words) + (", each" if len(numbers) > 1 else "")
 
 

@@ -1,14 +1,23 @@
-"""A rank that fails tells all ranks why, wherever there is a process group; :mod:`ddpfix.monitor.sentinel` has how."""
+"""A rank that fails tells all ranks why, wherever there is a process group; :mod:`ddpfix.monitor.sentinel` has how.
+
+A thread of :mod:`ddpfix.monitor` follows each process group of several ranks (``monitor/watch.py`` has its life).
+"""
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
+from torch import distributed
+
+from ddpfix import log
+from ddpfix.exchange.connection import is_torchs
+from ddpfix.exchange.keys import default_store
 from ddpfix.patching.site import Site
+from ddpfix.rules.facts import ENDED, LEFT, UNDONE
 
+from ..pipeline.process_group import Follower, ProcessGroup
 from ..pipeline.step_count import Clocks
-from .watched import follow
 
 if TYPE_CHECKING:
     from ddpfix.monitor.watch import Rank, Watch
@@ -22,10 +31,57 @@ def stage(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
-    follow(site, module, _PLACE, _sentinel)
+    def sentinel(store: Any, here: Rank) -> Watch:
+        from ddpfix.monitor.sentinel import Sentinel
+
+        return Sentinel(store, here)
+
+    follow(site, module, _PLACE, sentinel)
 
 
-def _sentinel(store: Any, here: Rank) -> Watch:
-    from ddpfix.monitor.sentinel import Sentinel
+def follow(site: Site, module: ModuleType, place: str, make: Callable[[Any, Rank], Watch]) -> None:
+    """Have a thread begin when the process group comes up, or at once where it is up already."""
+    site.keep(ProcessGroup).follow(site, module, Watched(site, place, make))
 
-    return Sentinel(store, here)
+
+class Watched(Follower):
+    """Makes the thread where the group's store can be asked from one, and ends it with the group."""
+
+    def __init__(self, site: Site, place: str, make: Callable[[Any, Rank], Watch]) -> None:
+        self.place, self._site, self._make = place, site, make
+        self._watch: Optional[Watch] = None
+
+    def up(self) -> None:
+        store = default_store()
+        if store is None or distributed.get_world_size() == 1:
+            return
+        self._end(UNDONE)
+        if not is_torchs(store):
+            log.debug(f"ranks are not monitored: the program supplied the group's store, a {type(store).__name__}")
+            return
+        try:
+            self._watch = self._make(store, self._rank())
+            self._watch.begin()
+        except Exception as error:
+            log.debug(f"this job is not monitored: {error!r}")
+
+    def _rank(self) -> Rank:
+        # Not at the head of this file: a process without a group needs none of it.
+        from ddpfix.monitor.watch import Rank
+
+        clocks = self._site.keep(Clocks)
+        return Rank(distributed.get_rank(), distributed.get_world_size(), clocks.step, clocks.work)
+
+    def leaving(self) -> None:
+        self._end(LEFT)
+
+    def exits(self) -> None:
+        self._end(ENDED)
+
+    def undone(self) -> None:
+        self._end(UNDONE)
+
+    def _end(self, how: str) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end(how)

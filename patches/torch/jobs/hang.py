@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpfix.patching.site import Site
 
-from .watched import follow
+from .failures import follow
 
 if TYPE_CHECKING:
     from ddpfix.monitor.watch import Rank, Watch
