@@ -69,35 +69,27 @@ def meet(members: Members, facts: Mapping[str, str], seed: int, limit: float) ->
     if len(members.ranks) > 1:
         if store is None:
             return None
-        seed = _met(lambda: _Rendezvous(store, members, facts, limit).hold(seed))
+        try:
+            seed = _Rendezvous(store, members, facts, limit).hold(seed)
+        except AgreementError:
+            raise
+        except RuntimeError as error:
+            # Nobody can tell whether the others still reach the store: a rank that went on alone might train otherwise.
+            reason = str(error).split("\n", 1)[0]
+            raise StoreFailedError(
+                f"the process group's store does not answer ({reason}), so ranks cannot agree on this model. Its host"
+                " (torchrun's agent, or rank 0) has exited or is unreachable. Plain torch needs no store here:"
+                " DDPFIX=0 on every rank turns ddpfix off."
+            ) from error
     if store is not None:
-        remember(store, _seed_of(members.name), seed)
+        remember(store, f"seed/{members.name}", seed)
     return seed
-
-
-def _met(hold: Callable[[], int]) -> int:
-    try:
-        return hold()
-    except AgreementError:
-        raise
-    except RuntimeError as error:
-        # Nobody can tell whether the others still reach the store: a rank that went on alone might train otherwise.
-        reason = str(error).split("\n", 1)[0]
-        raise StoreFailedError(
-            f"the process group's store does not answer ({reason}), so ranks cannot agree on this model. Its host"
-            " (torchrun's agent, or rank 0) has exited or is unreachable. Plain torch needs no store here: DDPFIX=0 on"
-            " every rank turns ddpfix off."
-        ) from error
 
 
 def agreed(name: str) -> Optional[int]:
     """Return the seed on which a group has agreed first (:func:`meet`), or None."""
     store = stores.passing_store()
-    return None if store is None else remembered(store, _seed_of(name))
-
-
-def _seed_of(name: str) -> str:
-    return f"seed/{name}"
+    return None if store is None else remembered(store, f"seed/{name}")
 
 
 class _Rendezvous:
@@ -153,7 +145,9 @@ class _Rendezvous:
         names = [name for name, fact in self.facts.items() if theirs.get(name, fact) != fact]
         if not names:
             return None
-        parts = (f"{n} is {self.facts[n]!r}, on rank {self.ranks[0]} it is {theirs[n]!r}" for n in _causes(names))
+        # Which fixes are applied follows from a release and from settings.
+        names = [name for name in names if name == "ddpfix" or name.startswith("DDPFIX_")] or names
+        parts = (f"{n} is {self.facts[n]!r}, on rank {self.ranks[0]} it is {theirs[n]!r}" for n in names)
         return (
             f"ddpfix differs between ranks. On rank {self.rank} {'; '.join(parts)}. "
             "Give every rank the same environment, or set DDPFIX=0 on all of them."
@@ -173,11 +167,11 @@ class _Rendezvous:
         # Only the group's first rank looks at every rank, when the time is up; the others wait for its verdict.
         is_first = self.rank == self.ranks[0]
         if is_first:
-            arrived = self._poll(_VERDICT, self._anybody_missing, self._not_here)
+            arrived = self._poll(_VERDICT, lambda: self._missing(self._not_here()), self._not_here)
         else:
             arrived = self._poll(_VERDICT, list, lambda: self.ranks[:1], 1.5)
         if not arrived and is_first:
-            self._conclude(self.end_message or self._absent(self._anybody_missing()))
+            self._conclude(self.end_message or self._absent(self._missing(self._not_here())))
         elif not arrived:
             message = f"rank {self.ranks[0]} did not answer within the time limit; see its own message"
             raise AgreementError(self.end_message or message)
@@ -185,9 +179,6 @@ class _Rendezvous:
 
     def _not_here(self) -> List[int]:
         return [int(name) for name in stores.absent(self.keys, [str(rank) for rank in self.ranks])]
-
-    def _anybody_missing(self) -> List[int]:
-        return self._missing(self._not_here())
 
     def _missing(self, ranks: List[int]) -> List[int]:
         """Return the members of ``ranks`` that left no mark for this group: they run without ddpfix."""
@@ -238,11 +229,6 @@ def _patience() -> float:
 
     limit = getattr(distributed_c10d, "default_pg_timeout", timedelta(minutes=30))
     return max(float(limit.total_seconds()), limits.shortest() or 0.0)
-
-
-def _causes(names: List[str]) -> List[str]:
-    """Return the facts from which others follow: which fixes are applied follows from a release and from settings."""
-    return [name for name in names if name == "ddpfix" or name.startswith("DDPFIX_")] or names
 
 
 # Ranks that have ended with an error: how many, and each under its number.

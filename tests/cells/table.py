@@ -68,7 +68,7 @@ SEEING = (
     "tests/ranks/test_comparison.py",
 )
 # Its launcher, its loop, its batches of different numbers, and where it is when it stands still.
-LIGHTNING = ("tests/launchers/test_others.py", "tests/late/test_uneven.py", "-k", "lightning or lightened")
+LIGHTNING = ("tests/launchers/test_lines.py", "tests/late/test_uneven.py", "-k", "lightning or lightened")
 
 
 @dataclass(frozen=True)

@@ -22,26 +22,20 @@ VARIABLES = {
 STEPS = 6
 
 
-def main(folder: Path, kind: str = "torch", how: str = "plain") -> None:
+def main(folder: Path, kind: str = "torch") -> None:
     """Train, and leave ``RANK.ATTEMPT.json``.
 
     Args:
         folder: where it is left.
         kind: whose variables there are, a key of :data:`VARIABLES`; else those of torch.
-        how: plain, lightning, or a scenario of ``tests/ranks/worker.py``.
     """
     for ours, theirs in zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), VARIABLES.get(kind, ())):
         os.environ[ours] = os.environ[theirs]
-    # Ranks that Lightning starts itself know their place on the host alone.
-    os.environ.setdefault("RANK", "0")
-    if kind == "lightning":
-        os.environ["RANK"] = os.environ.get("LOCAL_RANK", "0")
     from torch import distributed
 
-    if how != "lightning":
-        distributed.init_process_group("gloo")
+    distributed.init_process_group("gloo")
     try:
-        record = trained(how, kind)
+        record = trained()
     except RuntimeError as error:
         record = {"error": str(error)}
     leave(folder, record)
@@ -50,29 +44,20 @@ def main(folder: Path, kind: str = "torch", how: str = "plain") -> None:
     os._exit(1 if "error" in record else 0)
 
 
-def trained(how: str, kind: str) -> Dict[str, Any]:
-    """A plain loop under DDP, as :func:`tests.ranks.worker.train` has it, or another one."""
+def trained() -> Dict[str, Any]:
+    """A plain loop under DDP, as :func:`tests.ranks.worker.train` has it."""
     from tests.ranks import worker
     from tests.support import zoo
 
     if "ddpfix" in sys.modules:
         worker.note_answers()
-    if how == "plain":
-        return worker.train(zoo.tiny_model("bart"), STEPS, between=die, bucket_cap_mb=1)
-    if how == "lightning":
-        from tests.launchers import by_lightning
-
-        return by_lightning.train(STEPS, hosts=2 if kind == "slurm" else 1)
-    return dict(worker.SCENARIOS[how]())
+    return worker.train(zoo.tiny_model("bart"), STEPS, between=die, bucket_cap_mb=1)
 
 
 def die(step: int, *model: Any) -> None:
-    """End this process in the first attempt, where the test asks for it: ``TEST_DIE=RANK`` or a host's name."""
-    who = (os.environ["RANK"], socket.gethostname())
-    if step == 3 and attempt() == 0 and os.environ.get("TEST_DIE") in who:
-        # The agent of a host goes with its ranks, as when a machine loses its power.
-        if os.environ["TEST_DIE"] == who[1]:
-            os.kill(os.getppid(), signal.SIGKILL)
+    """End this process and the agent of its host in the first attempt, where ``TEST_DIE`` has the host's name."""
+    if step == 3 and attempt() == 0 and os.environ.get("TEST_DIE") == socket.gethostname():
+        os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
