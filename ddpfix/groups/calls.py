@@ -53,7 +53,10 @@ def of(frames: Sequence[FrameType]) -> Call:
             words = f" {peers[0][0]} rank {peers[0][1]}" if peers else ""
             peer = peers[0][1] if peers and name in POINT_TO_POINT else None
             return Call(f"{name}{_sizes(known)}{words}", peer, _limit(name, known))
-    return Call(limit=_limit_of_wait(frames[-1]) if frames else None)
+    if frames and _WAIT_WITH_LIMIT.search(linecache.getline(frames[-1].f_code.co_filename, frames[-1].f_lineno)):
+        # The limit cannot be read, since it is an argument of C++: the longest one that counts.
+        return Call(limit=SOON)
+    return Call()
 
 
 def variables(frame: FrameType) -> Dict[str, Any]:
@@ -97,12 +100,6 @@ def limit_of_own(group: Any) -> Optional[float]:
         if type(backend).__name__ == "ProcessGroupGloo" and group is not internals.default_group():
             own = internals.limit_of(backend)
     return own
-
-
-def _limit_of_wait(frame: FrameType) -> Optional[float]:
-    """Return the longest limit that counts for a wait with a limit that cannot be read: it is an argument of C++."""
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    return SOON if _WAIT_WITH_LIMIT.search(line) else None
 
 
 def is_library(file: str) -> bool:

@@ -42,8 +42,11 @@ class Alarm:
         self.number, self.at, self.since = number, System.monotonic(), since
         self.told: Optional[HangReport] = None
         # Whether this rank has said it, and when each rank has learned of it.
-        self.is_ours = False
-        self.told_at = 0.0
+        self.is_ours, self.told_at = False, 0.0
+
+    @property
+    def found(self) -> Optional[Finding]:
+        return None if self.told is None else self.told.found
 
 
 class Monitor(Watch):
@@ -110,26 +113,40 @@ class Monitor(Watch):
         if self._keeper is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             # Early: once it is stopped, nothing can be asked.
             self._keeper = self._presence.of(0)
-        since = self._tracker.look()
-        if self._alarm is not None and since < self._alarm.since:
-            self._goes_on(self._alarm)
+        since, alarm = self._tracker.look(), self._alarm
+        if alarm is not None and since < alarm.since:
+            # A collective has begun since the alarm.
+            if alarm.is_ours and alarm.found:
+                waited = alarm.since + System.monotonic() - alarm.at
+                log.on_every_rank(f"the waiting ranks continue after {waited:.0f} s")
+            alarm = self._alarm = None
         limit = self._limit() if since else self._least
         often = self._talks() if since >= limit / 2 else max(limit / 4, self._talks())
-        if self._alarm is not None and self._alarm.told is None:
+        if alarm is not None and alarm.told is None:
             often = min(self._talks(), 0.5 + self._size / LOOKS)
         if not self._is_lost and System.monotonic() - self._asked >= often:
             self._asked = System.monotonic()
             self._talk(limit)
-        self._end_if_due()
+        alarm = self._alarm
+        if alarm and alarm.found and self._exit is not None and System.monotonic() - alarm.told_at >= self._exit:
+            cause = f"ranks wait: {alarm.found.text}"
+            log.error("DDPFIX_HANG_EXIT has passed: ddpfix ends this process")
+            error_file.write_text(cause, cause)
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+            os._exit(1)
 
     def _talk(self, limit: float) -> None:
-        if self._keeper_is_stopped():
+        # Rank 0 mostly keeps the store: no answer can be expected while it is stopped.
+        if self._keeper is not None and processes.state_of(self._keeper) == processes.STOPPED:
             self._say_alone(limit, f"rank 0, which keeps the store, {processes.in_words(processes.STOPPED)}")
             return
         try:
             number = self._alarms.alarm()
             if number > self._number:
-                self._answer(number)
+                position = self._tracker.position()
+                self._number, self._alarm = number, Alarm(number, position.since)
+                self._alarms.sign(number, position)
             elif self._alarm is not None and self._alarm.told is None:
                 self._follow(self._alarm, limit)
             elif self._suspects(limit):
@@ -142,15 +159,10 @@ class Monitor(Watch):
 
     def _suspects(self, limit: float) -> bool:
         """Return whether this rank has waited for others for too long, and this has not been said yet."""
-        said = self._alarm is not None and bool(self._alarm.told and self._alarm.told.found)
+        said = self._alarm is not None and self._alarm.found is not None
         if said or self._tracker.still() < limit or System.monotonic() - self._raised < limit / 2:
             return False
         return self._tracker.may_wait()
-
-    def _answer(self, number: int) -> None:
-        position = self._tracker.position()
-        self._number, self._alarm = number, Alarm(number, position.since)
-        self._alarms.sign(number, position)
 
     def _follow(self, alarm: Alarm, limit: float) -> None:
         """Wait for what is found, or find it."""
@@ -158,13 +170,15 @@ class Monitor(Watch):
         if alarm.told is None:
             if not self._judges(alarm, limit):
                 return
-            alarm.told, alarm.is_ours = self._found(alarm.number, limit), True
+            there = self._alarms.positions(alarm.number)
+            found = judge(there, self._absent(there), limit)
+            alarm.told, alarm.is_ours = HangReport(found, self._folder or _new_folder() if found else ""), True
             self._alarms.report(alarm.number, alarm.told)
         alarm.told_at = System.monotonic()
-        if alarm.told.found is not None:
-            is_written = write_stacks(alarm.told.folder, self._rank, alarm.told.found.text)
+        if alarm.found is not None:
+            is_written = write_stacks(alarm.told.folder, self._rank, alarm.found.text)
             if alarm.is_ours:
-                self._say(alarm.told.found, alarm.told.folder, is_written)
+                self._say(alarm.found, alarm.told.folder, is_written)
 
     def _judges(self, alarm: Alarm, limit: float) -> bool:
         """Return whether this rank is to judge, and every rank that can has told where it is."""
@@ -172,34 +186,26 @@ class Monitor(Watch):
         if self._alarms.signed(alarm.number) < self._size:
             if waited < 2 * self._talks() + min(1.0, limit / 4):
                 return False
-            if waited < limit / 4 + 2 * self._talks() and not self._explains(alarm.number):
-                return False
+            if waited < limit / 4 + 2 * self._talks():
+                there = self._alarms.positions(alarm.number) if self._alarms.lowest(alarm.number) else {}
+                # It may be known why ranks do not answer.
+                if not there or any(each.how == SILENT for each in self._absent(there)):
+                    return False
         return self._alarms.lowest(alarm.number) and self._alarms.claims(alarm.number)
 
-    def _explains(self, number: int) -> bool:
-        """Return whether it is known why ranks do not answer."""
-        there = self._alarms.positions(number) if self._alarms.lowest(number) else {}
-        if not there:
-            return False
-        return all(each.how != SILENT for each in self._absent(there))
-
     def _absent(self, there: Dict[int, Position]) -> List[SilentRank]:
-        return [self._why_absent(rank) for rank in range(self._size) if rank not in there]
-
-    def _why_absent(self, rank: int) -> SilentRank:
-        who = self._presence.of(rank)
-        if who is None:
-            return SilentRank(rank, SILENT)
-        if who.end is not None and who.end.how != UNDONE:
-            return SilentRank(rank, LEFT, end=who.end)
-        how = _ABSENT.get(processes.state_of(who), SILENT)
-        hint = processes.how(who.pid) if how == GONE else ""
-        return SilentRank(rank, how, f"process {who.pid} on {who.host}", hint)
-
-    def _found(self, number: int, limit: float) -> HangReport:
-        there = self._alarms.positions(number)
-        found = judge(there, self._absent(there), limit)
-        return HangReport(found, "" if found is None else stacks_folder(self._folder))
+        found: List[SilentRank] = []
+        for rank in (rank for rank in range(self._size) if rank not in there):
+            who = self._presence.of(rank)
+            if who is None:
+                found.append(SilentRank(rank, SILENT))
+            elif who.end is not None and who.end.how != UNDONE:
+                found.append(SilentRank(rank, LEFT, end=who.end))
+            else:
+                how = _ABSENT.get(processes.state_of(who), SILENT)
+                hint = processes.how(who.pid) if how == GONE else ""
+                found.append(SilentRank(rank, how, f"process {who.pid} on {who.host}", hint))
+        return found
 
     def _say(self, found: Finding, folder: str, is_written: bool) -> None:
         then = "The job goes on waiting"
@@ -209,45 +215,16 @@ class Monitor(Watch):
         end = "" if found.text.endswith("?") else "."
         log.error(f"ranks wait: {found.text}{end}\n{where}. {then}", found.data())
 
-    def _goes_on(self, alarm: Alarm) -> None:
-        """A collective has begun since the alarm."""
-        if alarm.is_ours and alarm.told is not None and alarm.told.found:
-            waited = alarm.since + System.monotonic() - alarm.at
-            log.on_every_rank(f"the waiting ranks continue after {waited:.0f} s")
-        self._alarm = None
-
-    def _keeper_is_stopped(self) -> bool:
-        """Return whether no answer can be expected of the store: rank 0 mostly keeps it, and is stopped."""
-        return self._keeper is not None and processes.state_of(self._keeper) == processes.STOPPED
-
     def _say_alone(self, limit: float, why: str) -> None:
         """Say where this rank is, once: what the others do cannot be known."""
-        if not self._suspects(limit):
-            return
-        self._is_lost = True
-        own = self._tracker.position()
-        found, folder = waiting.describe_alone(own, why), stacks_folder(self._folder)
-        self._say(found, folder, write_stacks(folder, self._rank, found.text))
-
-    def _end_if_due(self) -> None:
-        alarm, after = self._alarm, self._exit
-        found = None if alarm is None or alarm.told is None else alarm.told.found
-        if alarm and found and after is not None and System.monotonic() - alarm.told_at >= after:
-            _end_process(f"ranks wait: {found.text}")
+        if self._suspects(limit):
+            self._is_lost = True
+            found, folder = waiting.describe_alone(self._tracker.position(), why), self._folder or _new_folder()
+            self._say(found, folder, write_stacks(folder, self._rank, found.text))
 
 
-def _end_process(cause: str) -> None:
-    log.error("DDPFIX_HANG_EXIT has passed: ddpfix ends this process")
-    error_file.write_text(cause, cause)
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-    os._exit(1)
-
-
-def stacks_folder(chosen: str) -> str:
-    """Return a folder for the stacks of one hang, chosen by the user or a temporary one: ranks share its name."""
-    if chosen:
-        return chosen
+def _new_folder() -> str:
+    """Return a folder for the stacks of one hang; ranks share its name."""
     return os.path.join(tempfile.gettempdir(), f"ddpfix-hang-{time.strftime('%Y%m%d-%H%M%S')}-{System.pid()}")
 
 

@@ -63,11 +63,6 @@ def state_of(who: Present) -> str:
     return state(who.pid) if who.space and who.space == space() else ""
 
 
-def is_gone(who: Present) -> bool:
-    """Return whether the process has certainly exited; one on another machine, or in a container, is not known."""
-    return state_of(who) == GONE
-
-
 def in_words(letter: str) -> str:
     """Return a state that is worth a word, in words; "" for the others."""
     return _WORDS.get(letter, "")
@@ -75,31 +70,21 @@ def in_words(letter: str) -> str:
 
 def how(pid: int) -> str:
     """Return how a process of this machine has ended, in a sentence; what is not known is not said."""
-    status = _status(pid)
+    # As waitpid has it: None or 0 where the system does not tell it, or not any more.
+    status: Optional[int] = None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = _stat_fields(pid)
+        status = int(fields[_EXIT_CODE]) if fields[0] in (GONE, "X") else None
     if not status:
         return _UNKNOWN
     number = status & 0x7F
     if not number:
         return f"It exited with code {status >> 8} past the end of its program (os._exit, or exit in C)"
-    name = _name(number)
+    name = f"signal {number}"
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(number).name
     usual = _USUAL.get(name)
     return f"It was ended by {name}{f', {usual}' if usual else ''}"
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _status(pid: int) -> Optional[int]:
-    """Return the status as ``waitpid`` has it; None or 0 where the system does not tell it, or not any more."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = _stat_fields(pid)
-        if fields[0] in (GONE, "X"):
-            return int(fields[_EXIT_CODE])
-    return None
 
 
 def _stat_fields(pid: int, path: str = "stat") -> List[str]:

@@ -114,7 +114,12 @@ class Sentinel(Watch):
             failure.write()
             self._say(found)
             self._presence.leave(End(self._rank, FAILED, found.line))
-            self._linger()
+            wait = Wait()
+            # Until the others know the cause, as far as they have not ended: torch elastic ends them at once.
+            while wait.seconds() < LINGER:
+                if self._records.acknowledged() + self._presence.number_of_ends() >= self._here.size:
+                    return
+                wait.pause(0.05)
             return
         self._say_last(self._found() or found)
         with contextlib.suppress(Exception):
@@ -132,14 +137,6 @@ class Sentinel(Watch):
             # Without the store nobody knows who was first.
             log.debug(f"the store does not answer: {problem!r}")
             return True
-
-    def _linger(self) -> None:
-        """Stay until the others know the cause, as far as they have not ended: torch elastic ends them at once."""
-        wait = Wait()
-        while wait.seconds() < LINGER:
-            if self._records.acknowledged() + self._presence.number_of_ends() >= self._here.size:
-                return
-            wait.pause(0.05)
 
     def _found(self) -> Optional[Finding]:
         """Return why another rank has exited; None where that cannot be known."""
@@ -165,7 +162,7 @@ class Sentinel(Watch):
     def _gone(self) -> Optional[Finding]:
         """Return the rank whose process has exited without a word, if it is one of this machine."""
         for rank, there in self._alive(_NEIGHBOURS).items():
-            if processes.is_gone(there):
+            if processes.state_of(there) == processes.GONE:
                 return endings.killed(self._lost(rank, there), processes.how(there.pid), self._call())
         return None
 

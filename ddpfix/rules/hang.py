@@ -6,10 +6,10 @@ So it only orders what is seen, and no rank is said to owe a collective because 
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Sequence, Set
+from typing import Dict, List, Mapping, Optional, Sequence
 
 from ddpfix.rules import differences, facts, waiting
-from ddpfix.rules.facts import Position, SilentRank, TrainingProgress
+from ddpfix.rules.facts import Position, SilentRank
 from ddpfix.rules.finding import Finding
 
 # Those of which the first that applies is the cause: a late rank may wait for one that is gone.
@@ -21,7 +21,10 @@ _GUESSES = (waiting.UNEVEN, waiting.SOME_ONLY, waiting.MISMATCH, waiting.NETWORK
 def judge(positions: Mapping[int, Position], absent: Sequence[SilentRank], limit: float) -> Optional[Finding]:
     """Return the fault of a job; None if none is seen."""
     waits = [each for each in positions.values() if each.may_wait()]
-    if not any(each.still >= 0.9 * limit for each in waits) or any(map(_ends_by_itself, waits)):
+    # A call that gives up by itself: programs catch its error at the end of an epoch, to learn that a rank has no batch
+    # left (CosyVoice, WeNet).
+    ends = any(each.patience is not None and each.still < each.patience <= facts.SOON for each in waits)
+    if ends or not any(each.still >= 0.9 * limit for each in waits):
         return None
     if all(each.peer is not None for each in waits):
         # Each waits for one rank, and nobody for the others.
@@ -29,7 +32,14 @@ def judge(positions: Mapping[int, Position], absent: Sequence[SilentRank], limit
         positions = {rank: each for rank, each in positions.items() if rank in named}
         absent = [each for each in absent if each.rank in named]
     found = _first(positions, absent, waits, limit)
-    return None if found is None else _with_backwards(found, positions, absent)
+    if found is None or found.kind not in _GUESSES:
+        return found
+    done = {each.rank: each.work for each in absent}
+    for each in positions.values():
+        # Gradients of the backward that a rank stands in may still come.
+        done[each.rank] = each.work._replace(missed=each.work.missed and each.phase != facts.BACKWARD)
+    differ = differences.backwards(done)
+    return found._replace(kind=waiting.BACKWARDS, advice=differ) if differ else found
 
 
 def _first(
@@ -42,81 +52,35 @@ def _first(
             return waiting.describe_absent(how, those, waits)
     # Who has come just now may be the one whom the others have waited for.
     is_fresh = any(each.still < 0.3 * limit for each in waits)
-    found = _late(positions, waits) or (None if is_fresh else _different(positions, waits))
+    found = _late(positions, waits) or (None if is_fresh else _unequal(waits) or _different(positions, waits))
     if found is None and absent:
         return waiting.describe_absent(facts.SILENT, absent, waits)
-    return found or (None if is_fresh else _all_waiting(positions, waits))
-
-
-def _with_backwards(found: Finding, positions: Mapping[int, Position], absent: Sequence[SilentRank]) -> Finding:
-    """Return a finding, or in its place that ranks call backward different numbers of times, as all have counted."""
-    if found.kind not in _GUESSES:
-        return found
-    done = {each.rank: _done(each) for each in positions.values()}
-    done.update((each.rank, each.work) for each in absent)
-    differ = differences.backwards(done)
-    return found._replace(kind=waiting.BACKWARDS, advice=differ) if differ else found
-
-
-def _done(each: Position) -> TrainingProgress:
-    """Return what a rank has done; gradients of the backward that it stands in may still come."""
-    return each.work._replace(missed=False) if each.phase == facts.BACKWARD else each.work
-
-
-def _ends_by_itself(each: Position) -> bool:
-    """Return whether a rank waits in a call that gives up by itself, and names the ranks that are late.
-
-    Programs catch its error at the end of an epoch, to learn that a rank has no batch left (CosyVoice, WeNet).
-    """
-    return each.patience is not None and each.still < each.patience <= facts.SOON
+    # Whoever waits for a GPU spins, and uses a processor.
+    all_wait = len(waits) == len(positions) and all(each.idle or each.phase == facts.DEVICE for each in waits)
+    return found or (waiting.describe_all_waiting(waits) if all_wait and not is_fresh else None)
 
 
 def _late(positions: Mapping[int, Position], waits: List[Position]) -> Optional[Finding]:
-    """Return the ranks that do not wait, and for which torch counts fewer collectives than for one that does."""
-    behind = behind_of(positions, waits)
-    # One that waits for its GPU, or computes, has not called what the others have: it is late in any case.
-    late = [
-        each
-        for each in positions.values()
-        if each.rank in behind and (each.phase == facts.DEVICE or not each.may_wait())
-    ]
-    those = late or [each for each in positions.values() if each.phase == facts.ENDED]
-    others = [each for each in waits if each not in those]
-    return waiting.describe_late(those, others) if those and others else None
+    """Return the ranks that do not wait, and for which torch counts fewer collectives than for one that does.
 
-
-def behind_of(positions: Mapping[int, Position], waits: Sequence[Position]) -> Set[int]:
-    """Return the ranks with fewer collectives of a group than one that waits; without counts, who does not wait."""
+    Without counts those that do not wait.
+    """
     # The most of each group: with thousands of ranks, not each of them is compared with each other one.
     most: Dict[str, int] = {}
     for one in waits:
         for name, count in one.counts.items():
             most[name] = max(count, most.get(name, count))
     is_uncounted = any(one.what in facts.POINT_TO_POINT for one in waits)
-    return {
-        each.rank
-        for each in positions.values()
-        if differences.has_begun_more(most, each.counts) or ((is_uncounted or not each.counts) and not each.may_wait())
-    }
-
-
-def _different(positions: Mapping[int, Position], waits: List[Position]) -> Optional[Finding]:
-    """Return ranks that wait in different calls."""
-    unequal = _unequal(waits)
-    if unequal is not None:
-        return unequal
-    certain = [each for each in waits if each.phase == facts.COLLECTIVE or (each.idle and not each.may_compute())]
-    kinds: Dict[str, List[Position]] = {}
-    for each in certain:
-        kinds.setdefault(waiting.kind(each), []).append(each)
-    if len(kinds) > 1:
-        return waiting.describe_mismatch(sorted(kinds.values(), key=lambda ranks: (len(ranks), ranks[0].rank)))
-    # Whoever is in no collective has come out of the one in which the others are, as is possible with other sizes.
-    outside = [each for each in positions.values() if not each.may_wait() and each.phase != facts.ENDED]
-    called = [each for each in certain if each.call or each.idle]
-    if called and outside and all(each.since >= 0.5 * called[0].since for each in outside):
-        return waiting.describe_returned(outside, called)
-    return None
+    late = []
+    for each in positions.values():
+        # One that waits for its GPU, or computes, has not called what the others have: it is late in any case.
+        goes_on = not each.may_wait()
+        is_behind = differences.has_begun_more(most, each.counts) and (goes_on or each.phase == facts.DEVICE)
+        if is_behind or (goes_on and (is_uncounted or not each.counts)):
+            late.append(each)
+    those = late or [each for each in positions.values() if each.phase == facts.ENDED]
+    others = [each for each in waits if each not in those]
+    return waiting.describe_late(those, others) if those and others else None
 
 
 def _unequal(waits: Sequence[Position]) -> Optional[Finding]:
@@ -135,9 +99,17 @@ def _unequal(waits: Sequence[Position]) -> Optional[Finding]:
     return None
 
 
-def _all_waiting(positions: Mapping[int, Position], waits: List[Position]) -> Optional[Finding]:
-    """Describe ranks that all wait in the same collective."""
-    # Whoever waits for a GPU spins, and uses a processor.
-    if len(waits) == len(positions) and all(each.idle or each.phase == facts.DEVICE for each in waits):
-        return waiting.describe_all_waiting(waits)
+def _different(positions: Mapping[int, Position], waits: List[Position]) -> Optional[Finding]:
+    """Return ranks that wait in different calls."""
+    certain = [each for each in waits if each.phase == facts.COLLECTIVE or (each.idle and not each.may_compute())]
+    kinds: Dict[str, List[Position]] = {}
+    for each in certain:
+        kinds.setdefault(waiting.kind(each), []).append(each)
+    if len(kinds) > 1:
+        return waiting.describe_mismatch(sorted(kinds.values(), key=lambda ranks: (len(ranks), ranks[0].rank)))
+    # Whoever is in no collective has come out of the one in which the others are, as is possible with other sizes.
+    outside = [each for each in positions.values() if not each.may_wait() and each.phase != facts.ENDED]
+    called = [each for each in certain if each.call or each.idle]
+    if called and outside and all(each.since >= 0.5 * called[0].since for each in outside):
+        return waiting.describe_returned(outside, called)
     return None

@@ -54,7 +54,6 @@ SKIPPING = ("tests/skipping",)
 # Of torch besides: the flag, and how ranks begin, end and fail together.
 ENDS = (
     "tests/layerdrop/test_wrapping.py",
-    "tests/ranks/test_leaving.py",
     "tests/ranks/test_ended.py",
     "tests/ranks/test_failures.py",
     "tests/ranks/test_store_file.py",

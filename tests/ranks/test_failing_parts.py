@@ -142,7 +142,7 @@ def test_who_takes_part_and_who_has_left(monkeypatch: pytest.MonkeyPatch) -> Non
     other.beat(7)
     watching.enter()
     there = one.alive([1])[1]
-    assert (there.pid, there.step, there.beat) == (os.getpid(), 7, 1) and not processes.is_gone(there)
+    assert (there.pid, there.step, there.beat) == (os.getpid(), 7, 1) and processes.state_of(there) != processes.GONE
     other.beat(8)
     assert one.of(1) != there
     end = End(1, FAILED, "rank 1 failed")
@@ -160,12 +160,12 @@ def test_a_process_that_is_gone() -> None:
     known = Present("host", presence.space(), child.pid)
     end = time.monotonic() + 30
     # It is gone for others as soon as it has ended, also if nobody has asked for its code.
-    while not processes.is_gone(known) and time.monotonic() < end:
+    while processes.state_of(known) != processes.GONE and time.monotonic() < end:
         time.sleep(0.05)
-    assert processes.is_gone(known)
+    assert processes.state_of(known) == processes.GONE
     child.wait()
-    assert processes.is_gone(known)
-    assert not processes.is_gone(known._replace(space="another machine"))
+    assert processes.state_of(known) == processes.GONE
+    assert processes.state_of(known._replace(space="another machine")) == ""
 
 
 def test_a_socket_is_known_by_more_than_its_descriptor() -> None:
