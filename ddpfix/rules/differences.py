@@ -6,7 +6,7 @@ meet, and in the end one waits for another that has none left. A count of forwar
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Mapping, Optional, Sequence, Tuple
 
 from ddpfix.rules.facts import Standing, TrainingProgress
 
@@ -26,39 +26,24 @@ def backwards(works: Mapping[int, TrainingProgress]) -> str:
     known = {rank: work for rank, work in works.items() if work.backwards}
     if len(known) < 2:
         return ""
-    return _skipped(known) or _missed(known)
-
-
-def _skipped(works: Dict[int, TrainingProgress]) -> str:
-    least, most = min(works, key=lambda rank: works[rank].skipped), max(works, key=lambda rank: works[rank].skipped)
-    number = works[most].skipped - works[least].skipped
-    if not number:
-        return ""
-    place = f" near {works[most].place}" if works[most].place else ""
-    one, other = works[most], works[least]
-    # One that makes further forwards for a log has as many backwards as the others.
-    if not number <= other.backwards - one.backwards <= number + 1 and one.backwards != other.backwards:
-        return ""
-    if one.backwards == other.backwards and one.step != other.step:
-        return ""
-    if one.backwards == other.backwards:
+    least, most = min(known, key=lambda rank: known[rank].skipped), max(known, key=lambda rank: known[rank].skipped)
+    one, other = known[most], known[least]
+    number, fewer = one.skipped - other.skipped, other.backwards - one.backwards
+    place = f" near {one.place}" if one.place else ""
+    if number and not fewer and one.step == other.step:
         return _unreached(most, f"{'a forward' if number == 1 else f'{number} forwards'}{place}")
-    what = "one" if number == 1 else str(number)
-    counts = ", ".join(
-        f"{_times(works[rank].backwards)} in {works[rank].step} forwards on rank {rank}" for rank in (most, least)
-    )
-    return f"Backward was called {counts}: rank {most} skipped {what}{place}. {_SKIPPED}"
+    # One that makes further forwards for a log has as many backwards as the others.
+    if number and fewer and number <= fewer <= number + 1:
+        counts = ", ".join(f"{_times(known[rank])} forwards on rank {rank}" for rank in (most, least))
+        what = "one" if number == 1 else str(number)
+        return f"Backward was called {counts}: rank {most} skipped {what}{place}. {_SKIPPED}"
+    # Of the last forward, after which another rank waits for gradients of all.
+    missed, steps = [rank for rank, work in known.items() if work.missed], {work.step for work in known.values()}
+    return _unreached(missed[0], "its last forward") if 0 < len(missed) < len(known) and len(steps) == 1 else ""
 
 
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
-
-
-def _missed(works: Dict[int, TrainingProgress]) -> str:
-    """Return the same of the last forward, after which another rank waits for gradients of all."""
-    missed = [rank for rank, work in works.items() if work.missed]
-    steps = {work.step for work in works.values()}
-    return _unreached(missed[0], "its last forward") if 0 < len(missed) < len(works) and len(steps) == 1 else ""
+def _times(work: TrainingProgress) -> str:
+    return f"{'once' if work.backwards == 1 else f'{work.backwards} times'} in {work.step}"
 
 
 def _unreached(rank: int, which: str) -> str:
@@ -90,13 +75,8 @@ def shared_loop(one: Sequence[Standing], other: Sequence[Standing]) -> bool:
 
 def left_loop(one: Sequence[Standing], other: Sequence[Standing]) -> Optional[Tuple[str, int, bool]]:
     """Return the loop that one rank is past and another in (file, line, whether a loop is around both), or None."""
-    apart = _apart(one, other)
-    return None if apart is None else next(_left_loop(*apart), None)
-
-
-def _left_loop(mine: Standing, others: Standing) -> Iterator[Tuple[str, int, bool]]:
-    for start, end in others[3]:
-        if (start, end) not in mine[3]:
-            if mine[2] > end:
-                yield mine[0], start, bool(mine[3])
-            return
+    mine, others = _apart(one, other) or (None, None)
+    if mine is None or others is None:
+        return None
+    inner = [loop for loop in others[3] if loop not in mine[3]]
+    return (mine[0], inner[0][0], bool(mine[3])) if inner and mine[2] > inner[0][1] else None

@@ -153,7 +153,11 @@ def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
         return UNEVEN, _uneven(waiting)
     if each.phase == facts.ENDED:
         return ABSENT, "Its other threads may still run"
-    pace = "It is moving: late, not stuck" if each.moving else _standing(each)
+    pace = "It is not moving" if each.idle else "It is computing: late, perhaps not stuck"
+    if each.moving:
+        pace = "It is moving: late, not stuck"
+    elif each.phase == facts.DEVICE:
+        pace = "It is waiting for its GPU, or computing"
     if each.phase == facts.EVALUATION:
         return EVALUATION, (
             f"{pace}. Evaluation on some ranks only: the others wait in their next collective, and fail after the time"
@@ -164,12 +168,6 @@ def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
     if each.phase == facts.LOADER:
         return LOADER, f"{pace}. {_reading(each)}"
     return SLOW, f"{pace}. Its stack shows what it is doing"
-
-
-def _standing(each: Position) -> str:
-    if each.phase == facts.DEVICE:
-        return "It is waiting for its GPU, or computing"
-    return "It is not moving" if each.idle else "It is computing: late, perhaps not stuck"
 
 
 def _is_past_its_data(each: Position, waiting: Sequence[Position]) -> bool:
@@ -218,7 +216,7 @@ def describe_mismatch(kinds: Sequence[Sequence[Position]]) -> Finding:
     ranks = [each.rank for each in odd]
     if len({each.what for each in [*odd, *rest]}) == 1:
         return Finding(MISMATCH, ranks, told, advice="The calls differ in size or rank")
-    behind, ahead = _one_step_apart(odd, rest) or _one_has_data(odd, rest)
+    behind, ahead = _in_order(odd, rest)
     first = [each.rank for each in behind]
     loop = _left(behind[0], ahead) if behind else ""
     if loop:
@@ -236,31 +234,22 @@ def describe_mismatch(kinds: Sequence[Sequence[Position]]) -> Finding:
     return Finding(MISMATCH, ranks, told, advice="The calls differ" + early)
 
 
-def _one_step_apart(
-    some: Sequence[Position], others: Sequence[Position]
-) -> Optional[Tuple[Sequence[Position], Sequence[Position]]]:
-    """Return ranks in the same step, and those of the others that are in the next one; None where there are no such."""
-    for behind, rest in ((some, others), (others, some)):
+def _in_order(some: Sequence[Position], others: Sequence[Position]) -> Tuple[Sequence[Position], Sequence[Position]]:
+    """Return ranks that are done with what the others still do, and these; none where that is not known."""
+    pairs = ((some, others), (others, some))
+    for behind, rest in pairs:
+        # In the same step, and those in the next one.
         steps = {each.step for each in behind}
         ahead = [each for each in rest if each.step is not None and steps == {each.step - 1}]
         if ahead:
             return behind, ahead
-    return None
-
-
-def _one_has_data(
-    some: Sequence[Position], others: Sequence[Position]
-) -> Tuple[Sequence[Position], Sequence[Position]]:
-    """Return ranks whose loader has ended, and those that still train with theirs; none where there are no such."""
-    for behind, ahead in ((some, others), (others, some)):
-        if all(map(_trains, ahead)) and not any(each.loads for each in behind):
-            return behind, ahead
+    for behind, rest in pairs:
+        # Their loader has ended, and the others train with theirs: in no function that evaluates by its name.
+        names = [name for each in rest for _, name, _, _ in each.loops]
+        trains = all(each.loads for each in rest) and not any(map(facts.EVALUATES.search, names))
+        if trains and not any(each.loads for each in behind):
+            return behind, rest
     return (), ()
-
-
-def _trains(each: Position) -> bool:
-    """Return whether a rank reads data, in no function that evaluates by its name."""
-    return bool(each.loads) and not any(facts.EVALUATES.search(name) for _, name, _, _ in each.loops)
 
 
 def describe_count_mismatch(those: Sequence[Position], rest: Sequence[Position], numbers: Tuple[int, int]) -> Finding:
