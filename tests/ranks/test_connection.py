@@ -11,7 +11,9 @@ from typing import Any, Iterator, Tuple
 import pytest
 from torch import distributed
 
+from ddpfix.exchange import rendezvous
 from ddpfix.exchange.connection import Connection, StoreLostError
+from ddpfix.groups import internals
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.patches("torch.failures", "torch.hang")
@@ -88,3 +90,24 @@ def test_nobody_waits_for_one_that_ends_meanwhile(served: Tuple[Any, Any], monke
     assert time.monotonic() - begun < LIMIT / 2
     with pytest.raises(StoreLostError):
         connection.store()
+
+
+def of_torch(store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a store that of a default group, as if torch had made it."""
+    monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(distributed.distributed_c10d, "_default_pg_init_method", "env://")
+    monkeypatch.setattr(internals, "is_torchs", lambda group: True)
+
+
+def test_a_store_that_is_gone_is_named(served: Tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    server, store = served
+    # A server that dies before it has read what came resets the connection, and torch 2.0 ends this process then.
+    store.set("read", "yes")
+    store.get("read")
+    of_torch(store, monkeypatch)
+    monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
+    rendezvous.announce()
+    server.kill()
+    server.wait(20)
+    with pytest.raises(rendezvous.StoreFailedError, match=r"store does not answer \(.*DDPFIX=0 on every rank"):
+        rendezvous.meet(rendezvous.Members("all", [0, 1], 0), {}, 7, 5.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -13,11 +12,11 @@ from torch import distributed
 from ddpfix.exchange import rendezvous
 from ddpfix.exchange.connection import Connection
 from ddpfix.exchange.presence import Presence
-from ddpfix.groups import internals
 from ddpfix.monitor.sentinel import Sentinel
 from ddpfix.monitor.watch import Rank
 from ddpfix.rules.facts import UNDONE
-from tests.support.ranks import environment, of_a_shell, side_by_side
+from tests.ranks.test_connection import of_torch
+from tests.support.ranks import of_a_shell, side_by_side
 
 pytestmark = pytest.mark.patches("torch.agreement")
 
@@ -55,7 +54,7 @@ def test_it_is_named_and_nobody_waits(failing: int) -> None:
 def test_what_happened_before_a_restart_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store of the user's own outlives the ranks; the restarted ones are waited for, although one ended before."""
     store = distributed.HashStore()
-    _of_torch(store, monkeypatch)
+    of_torch(store, monkeypatch)
     monkeypatch.setattr(distributed, "get_rank", lambda *_: 1)
     monkeypatch.setattr(sys, "last_value", ValueError("before the restart"), raising=False)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
@@ -77,41 +76,6 @@ def meeting_of(rank: int, store: distributed.Store, monkeypatch: pytest.MonkeyPa
     """A meeting of two ranks in one process; each rank has a store object of its own."""
     monkeypatch.setattr(distributed, "get_rank", lambda *_: rank)
     return rendezvous._Rendezvous(distributed.PrefixStore("", store), rendezvous.Members("all", [0, 1], rank), {}, 60.0)
-
-
-def _of_torch(store: distributed.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a store that of a default group, as if torch had made it."""
-    monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(distributed.distributed_c10d, "_default_pg_init_method", "env://")
-    monkeypatch.setattr(internals, "is_torchs", lambda group: True)
-
-
-SERVER = """
-import time
-from torch import distributed
-
-store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_store_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        port = int(server.stdout.readline())
-        store = distributed.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-        # A server that dies before it has read what came resets the connection, and torch 2.0 ends this process then.
-        store.set("read", "yes")
-        store.get("read")
-        _of_torch(store, monkeypatch)
-        monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
-        rendezvous.announce()
-        server.kill()
-        server.wait(20)
-    with pytest.raises(rendezvous.StoreFailedError, match=r"store does not answer \(.*DDPFIX=0 on every rank"):
-        rendezvous.meet(rendezvous.Members("all", [0, 1], 0), {}, 7, 5.0)
 
 
 def test_a_rank_that_undoes_ddpfix_is_not_taken_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,12 +111,6 @@ def test_longer_loops() -> None:
 
 @pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.patches("transformers.layerdrop")
-def test_forked_and_spawned_loaders() -> None:
-    check_skips(ranks(["loaders"], ON).records("loaders"))
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.patches("transformers.layerdrop")
 def test_two_models_have_streams_of_their_own() -> None:
     records = called(*LOOPS).records("two_models")
     check_skips(records)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Dict, List
+from typing import List
 
 import pytest
 from ddpfix.patches.torch.jobs import init_file
@@ -62,41 +62,22 @@ def run(folder: Path, end: str = "", **environ: str) -> List[str]:
     return said
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[str]]:
-    folder = tmp_path_factory.mktemp("store")
-    file = folder / "ddp_init"
-    found = {"fresh": run(folder, "killed", TEST_DDPFIX="1")}
-    assert file.stat().st_size
-    left = file.read_bytes()
-    for name, environ in (("plain", {}), ("ours", {"TEST_DDPFIX": "1"})):
+@pytest.mark.sampled(inside=False, cells=True)
+def test_a_group_on_an_old_file_does_not_come_up_and_the_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "ddp_init"
+    fresh = run(tmp_path, "killed", TEST_DDPFIX="1")
+    assert file.stat().st_size and all("is up" in one and NAMED not in one for one in fresh), fresh
+    left, hour_ago = file.read_bytes(), time.time() - 3600
+    for environ in ({}, {"TEST_DDPFIX": "1"}):
         # Now and then gloo finds the new ranks all the same.
         for _ in range(4):
             file.write_bytes(left)
-            hour_ago = time.time() - 3600
             os.utime(file, (hour_ago, hour_ago))
-            found[name] = run(folder, "", **environ)
-            if not all("is up" in one for one in found[name]):
+            said = run(tmp_path, "", **environ)
+            if not all("is up" in one for one in said):
                 break
-    return found
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-def test_a_group_on_an_old_file_does_not_come_up(said: Dict[str, List[str]]) -> None:
-    assert not all("is up" in one for one in said["plain"]), said
-    assert not any(NAMED in one for one in said["plain"])
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-def test_the_file_and_its_age_are_named(said: Dict[str, List[str]]) -> None:
-    assert not all("is up" in one for one in said["ours"]), said
-    line = "ddp_init, last written at"
-    assert any(line in one for one in said["ours"]), said
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-def test_nothing_is_said_of_a_file_of_this_run(said: Dict[str, List[str]]) -> None:
-    assert all("is up" in one and NAMED not in one for one in said["fresh"]), said
+        assert not all("is up" in one for one in said), said
+        assert any(f"ddp_init, {NAMED}" in one for one in said) == bool(environ), said
 
 
 SHARED = "/data/store"

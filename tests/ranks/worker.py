@@ -370,25 +370,6 @@ def own_source() -> Dict[str, Any]:
 
 
 @scenario
-def loaders() -> Dict[str, Any]:
-    """Batches from forked and from spawned workers."""
-    entry = zoo.tiny_model("wavlm")
-    model = with_dropout(entry.build(seed=3))
-    watch = Watch(model)
-    wrapped = DistributedDataParallel(model)
-    torch.manual_seed(50 + rank())
-    record: Dict[str, Any] = {"skipped": [], "equal": []}
-    for kind in ("fork", "spawn"):
-        loader = torch.utils.data.DataLoader(_Sounds(), batch_size=8, num_workers=1, multiprocessing_context=kind)
-        for sample in loader:
-            wrapped.zero_grad(set_to_none=True)
-            entry.last_loss(wrapped(input_values=sample["input_values"])).backward()
-            record["skipped"].append(watch.skipped())
-            record["equal"].append(same_everywhere(torch.cat([g.flatten() for g in gradients(model)])))
-    return record
-
-
-@scenario
 def accelerate_loop() -> Dict[str, Any]:
     """accelerate wraps the model: unused parameters are not mentioned, or only in the line of the diagnosis."""
     import accelerate

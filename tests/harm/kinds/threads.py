@@ -241,6 +241,33 @@ def heads_wrapped_at_the_same_time(rank, size):
     return in_threads(train)
 
 
+def backwards_beside_a_forward_that_stands_still(rank, size):
+    """One thread's model is in its forward on rank 0 while the other thread calls a backward for each head."""
+    groups, models = own_groups(size), [two(seed) for seed in range(2)]
+    begun, ended = threading.Event(), threading.Event()
+
+    def stand_still(module, inputs):
+        begun.set()
+        ended.wait(60)
+
+    if rank == 0:
+        models[0].register_forward_pre_hook(stand_still)
+
+    def train(index):
+        wrapped = DDP(models[index], process_group=groups[index])
+        for count in (1, 5) if index else (5,):
+            if index and rank == 0:
+                begun.wait(60)
+            for x, _ in steps(torch.optim.SGD(wrapped.parameters(), 0.01), rank + 10 * index, count):
+                for each in wrapped(x):
+                    each.pow(2).mean().backward()
+            if index:
+                ended.set()
+        return state(wrapped)
+
+    return in_threads(train)
+
+
 def wrapped_while_another_trains(rank, size):
     """The second model comes in the middle of a step of the first one, in another step on each rank."""
     groups, models = own_groups(size), [certain(0), two(1)]
