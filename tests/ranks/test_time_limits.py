@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 import transformers
 from packaging.version import Version
 
-from tests.support import pool, ranks, results, scenario
+from tests.support import pool, results, scenario
 
 SCRIPT = Path(__file__).with_name("time_limits.py")
 ACCELERATE, TORCH = Version(accelerate.__version__), Version(torch.__version__)
@@ -139,19 +138,3 @@ def test_a_shorter_limit_of_trainer_is_named() -> None:
 )
 def test_what_holds_with_trainer_stays_without_a_word(name: str, limit: float) -> None:
     assert ended(name, False) == ended(name, True) == (limit, "")
-
-
-@pytest.mark.sampled(inside=False)
-@trainers
-@needs_trainer
-@not_told
-@pytest.mark.parametrize(
-    ("environ", "limit"),
-    [({"DDPFIX": "1", "DDPFIX_TRANSFORMERS_TIMEOUT": "0"}, 1800), ({"DDPFIX": "1"}, 7200)],
-    ids=["off", "on"],
-)
-def test_under_torchrun(tmp_path: Path, environ: Any, limit: float) -> None:
-    command = [*ranks.elastic(2), str(SCRIPT), str(tmp_path), "trainer_fresh"]
-    code, screen = ranks.run(command, ranks.with_release(environ), tmp_path, 180)
-    found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
-    assert code == 0 and found == [limit, limit], screen

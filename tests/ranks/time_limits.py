@@ -1,12 +1,8 @@
-"""What time limit the process group has after accelerate and Trainer were given one.
-
-``time_limits.py FOLDER`` serves a pool, ``time_limits.py FOLDER CASE`` runs one case under torch elastic.
-"""
+"""What time limit the process group has after accelerate and Trainer were given one; ``time_limits.py FOLDER``."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import sys
 import time
@@ -121,16 +117,9 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
 
 
 def main() -> None:
-    folder, *cases = sys.argv[1:]
-    if not cases:
-        # Names of transformers are imported on access: before the fork, once for all.
-        assert transformers.TrainingArguments and transformers.Trainer
-        serving.serve(Path(folder), run)
-    else:
-        found = outcome(cases[0])
-        Path(folder, f"rank{os.environ['RANK']}.json").write_text(json.dumps(found))
-        distributed.barrier()
-        distributed.destroy_process_group()
+    # Names of transformers are imported on access: before the fork, once for all.
+    assert transformers.TrainingArguments and transformers.Trainer
+    serving.serve(Path(sys.argv[1]), run)
 
 
 if __name__ == "__main__":
