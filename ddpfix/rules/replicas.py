@@ -116,12 +116,11 @@ def describe_divergence(where: Where, found: Difference, names: Sequence[str], c
     return f"{where}: {'; '.join(parts)}.\n{cause}{_HINT}"
 
 
-def line_search() -> str:
-    """Return the first cause to check where LBFGS has taken the step."""
-    return (
-        "LBFGS chooses its steps by the loss that the closure returns, which each rank computes alone: all_reduce it"
-        " there.\nOtherwise: "
-    )
+# The first cause to check where LBFGS has taken the step.
+LINE_SEARCH = (
+    "LBFGS chooses its steps by the loss that the closure returns, which each rank computes alone: all_reduce it"
+    " there.\nOtherwise: "
+)
 
 
 def local_steps(number: int, place: str) -> str:
@@ -146,38 +145,27 @@ def describe_averages(
     )
 
 
-def describe_unreduced(name: str, steps: int, first: int, cause: str) -> str:
+# What the program did with forwards that DDP has not averaged, by the name in its code; {} is the user's line.
+NEVER_AVERAGED = {
+    "no_sync": "Its forward ran under no_sync{}. Leave no_sync for the last backward before a step",
+    "accumulate": "Its forward ran under accumulate{}. Use a single accumulate(a, b) for all models, not one for each",
+    "require_backward_grad_sync": (
+        "Its forward ran with require_backward_grad_sync=False{}: set it before the forward, which reads it"
+    ),
+    "backward": "It ran inside the forward{}, before DDP was ready to average it: call backward after the forward",
+    "": "No collective ran between its forward and the step",
+}
+
+
+def describe_unreduced(name: str, steps: int, first: int, cause: str, place: str) -> str:
     """Return the line about a model whose optimizer steps all used gradients that were not averaged.
 
     Args:
         first: the rank that this one was compared with.
-        cause: why, and what to do, in sentences.
+        cause: a key of :data:`NEVER_AVERAGED`.
+        place: the user's line; "" if it is not known.
     """
     return (
         f"this {name} differs from rank {first}'s: in {steps} optimizer steps, DDP never averaged the last backward."
-        f" {cause}"
+        f" {NEVER_AVERAGED[cause].format(f' ({place})' if place else '')}"
     )
-
-
-NO_COLLECTIVE = "No collective ran between its forward and the step"
-
-
-def under_no_sync(place: str) -> str:
-    """Return the cause that its forward ran under ``no_sync``; ``place`` is the user's line, "" if it is not known."""
-    where = f" ({place})" if place else ""
-    return f"Its forward ran under no_sync{where}. Leave no_sync for the last backward before a step"
-
-
-def accumulated(place: str) -> str:
-    """Return the cause that its forward ran under ``no_sync``, and the program uses accelerate's ``accumulate``."""
-    return f"Its forward ran under accumulate ({place}). Use a single accumulate(a, b) for all models, not one for each"
-
-
-def flag_is_off(place: str) -> str:
-    """Return the cause that the program itself has set DDP's attribute, at a line."""
-    return f"Its forward ran with require_backward_grad_sync=False ({place}): set it before the forward, which reads it"
-
-
-def backward_inside(place: str) -> str:
-    """Return the cause that a backward ran within the forward that the user calls at a line."""
-    return f"It ran inside the forward ({place}), before DDP was ready to average it: call backward after the forward"

@@ -115,24 +115,18 @@ def test_averages_that_were_not_equally_many(numbers: Any, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "told"),
+    ("cause", "place", "told"),
     [
-        (
-            replicas.under_no_sync("train.py:8"),
-            "Its forward ran under no_sync (train.py:8). Leave no_sync",
-        ),
-        (replicas.under_no_sync(""), "Its forward ran under no_sync. Leave no_sync"),
-        (replicas.accumulated("train.py:8"), "Its forward ran under accumulate (train.py:8). Use a single accumulate"),
-        (
-            replicas.flag_is_off("train.py:8"),
-            "Its forward ran with require_backward_grad_sync=False (train.py:8)",
-        ),
-        (replicas.backward_inside("train.py:8"), "It ran inside the forward (train.py:8), before DDP was ready"),
-        (replicas.NO_COLLECTIVE, "No collective ran between its forward and the step"),
+        ("no_sync", "train.py:8", "Its forward ran under no_sync (train.py:8). Leave no_sync"),
+        ("no_sync", "", "Its forward ran under no_sync. Leave no_sync"),
+        ("accumulate", "train.py:8", "Its forward ran under accumulate (train.py:8). Use a single accumulate"),
+        ("require_backward_grad_sync", "a.py:8", "Its forward ran with require_backward_grad_sync=False (a.py:8)"),
+        ("backward", "train.py:8", "It ran inside the forward (train.py:8), before DDP was ready"),
+        ("", "", "No collective ran between its forward and the step"),
     ],
 )
-def test_a_model_that_was_never_averaged(cause: str, told: str) -> None:
-    assert replicas.describe_unreduced("Net", 4, 0, cause).startswith(
+def test_a_model_that_was_never_averaged(cause: str, place: str, told: str) -> None:
+    assert replicas.describe_unreduced("Net", 4, 0, cause, place).startswith(
         f"this Net differs from rank 0's: in 4 optimizer steps, DDP never averaged the last backward. {told}"
     )
 

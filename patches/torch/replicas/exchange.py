@@ -157,7 +157,7 @@ class SnapshotExchange:
         return replicas.describe_averages(self._where(step), names, len(self._names), numbers, self._search())
 
     def _search(self) -> str:
-        return replicas.line_search() if self._searches else ""
+        return replicas.LINE_SEARCH if self._searches else ""
 
     def _described(self, step: int, found: replicas.Difference) -> str:
         cause = self._search() or replicas.local_steps(self._local.get(step, 0), self.counts.clock.local_place)

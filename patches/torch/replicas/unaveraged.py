@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
@@ -31,7 +31,7 @@ from . import fingerprint
 # Steps before the end of a run after which a model is spoken of at all.
 FEW = 3
 # The attributes by which a program has its forwards stay on their rank.
-_SET_BY = {"require_backward_grad_sync": replicas.flag_is_off, "accumulate": replicas.accumulated}
+_SET_BY = ("require_backward_grad_sync", "accumulate")
 # Elements of a parameter that show whether the program moves it.
 _SAMPLES = 4
 
@@ -177,13 +177,13 @@ class UnreducedModel:
         self._see_whether_moved()
         if self._moved is None or any(map(bool, self._moved)):
             return ""
-        return replicas.describe_unreduced(self._class, self.steps, self._ranks[0], self._cause())
+        return replicas.describe_unreduced(self._class, self.steps, self._ranks[0], *self._cause())
 
-    def _cause(self) -> str:
-        """Return why DDP has averaged nothing, as far as it is known of the last step."""
+    def _cause(self) -> Tuple[str, str]:
+        """Return why DDP has averaged nothing, as far as it is known of the last step, and the user's line."""
         clock = self._clock
         if not clock.is_local:
-            return replicas.backward_inside(self._inside) if self._inside else replicas.NO_COLLECTIVE
+            return "backward" if self._inside else "", self._inside
         file, line = clock.local_file, int(clock.local_place.rpartition(":")[2] or 0)
-        attribute, place = user_code.nearest(file, tuple(_SET_BY), line)
-        return _SET_BY[attribute](place) if attribute else replicas.under_no_sync(clock.local_place)
+        attribute, place = user_code.nearest(file, _SET_BY, line)
+        return (attribute, place) if attribute else ("no_sync", clock.local_place)
