@@ -89,11 +89,11 @@ def report():
     printed = last_words.printed()
     print(main.is_over(), main.returned(), main.uncaught(), printed and printed.words)
 atexit.register(report)
-def hydra():
+def hydra(code):
     try: 1 / 0
-    except ZeroDivisionError: sys.exit(1)
-def begin():
-    try: hydra()
+    except ZeroDivisionError: sys.exit(code)
+def begin(code):
+    try: hydra(code)
     except SystemExit as error:
         last_words.exits(error)
         raise
@@ -105,8 +105,9 @@ def last():
     ("line", "told"),
     [
         ("[][1]", "False list index out of range None"),
-        ("begin()", "False None ZeroDivisionError: division by zero (<string>:10)"),
+        ("begin(1)", "False None ZeroDivisionError: division by zero (<string>:10)"),
         # What a program has caught, and what is no error, is no failure of it.
+        ("begin(0)", "False None None"),
         ("sys.exit(3)", "False None None"),
         ("raise KeyboardInterrupt", "False None None"),
         ("code.InteractiveInterpreter().runcode(compile('1/0', '<cell>', 'exec')); sys.exit(0)", "False None None"),

@@ -13,7 +13,7 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.exchange import presence
-from ddpfix.monitor import sentinel
+from ddpfix.monitor import last_words, sentinel
 from ddpfix.monitor.sentinel import Sentinel
 from ddpfix.monitor.watch import Rank
 from ddpfix.rules import endings, facts
@@ -89,6 +89,20 @@ def test_a_rank_that_is_done_first_is_named(store: Any, said: List[Line]) -> Non
     ((text, finding),) = said
     assert text.startswith("rank 1 reached the end of its program in step 3, and this rank is in step 4. With uneven")
     assert finding is not None and (finding["kind"], finding["ranks"]) == (endings.LEFT, [1])
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_the_error_that_hydra_prints_before_it_exits(
+    store: Any, said: List[Line], monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    """Whoever catches that exit, and comes to the end of the program, has not failed."""
+    monkeypatch.setattr(last_words, "_PRINTED", [last_words.Printed("KeyError: 'text' (aug.py:12)", "", False)])
+    exits = rank(store, 1)
+    exits._main.returned = lambda: returns  # type: ignore[method-assign]
+    exits._leave()
+    end = exits._presence.of(1)
+    assert [text for text, _ in said] == ([] if returns else ["rank 1 failed in step 3: KeyError: 'text' (aug.py:12)"])
+    assert end is not None and end.end is not None and end.end.how == (facts.ENDED if returns else facts.FAILED)
 
 
 @pytest.mark.parametrize("how", [facts.LEFT, facts.UNDONE])
