@@ -1,4 +1,4 @@
-"""The collective that a stack is in: kind, sizes and limit, from the variables of torch's own function."""
+"""The collective that a stack is in, by the variables of torch's own function; and calls of collectives by line."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import os
 import re
 import sys
 from datetime import timedelta
-from types import FrameType
-from typing import Any, Dict, NamedTuple, Optional, Sequence
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.groups import internals
-from ddpfix.rules.facts import POINT_TO_POINT, SOON
-from ddpfix.user_code import OWN
+from ddpfix.rules.facts import POINT_TO_POINT, SOON, Called
+from ddpfix.user_code import OWN, is_users
 
 # Variables of torch's functions for one sender or receiver.
 _PEERS = (("src", "from"), ("dst", "to"))
@@ -22,11 +23,26 @@ _FILE = "torch/distributed/distributed_c10d.py"
 _OWN_LIMIT = ("monitored_barrier",)
 # A wait for a key of a store, or for a collective's work, that was given a limit of its own.
 _WAIT_WITH_LIMIT = re.compile(r"\.wait\((?!\s*\)|\s*\[[^\]]*\]\s*\))")
+# The function with which each collective of torch begins. No method of ProcessGroup is replaced: torch would take it
+# for one of a class of the program's own that derives from it.
+BEGINS = "_rank_not_in_group"
+# The collectives of a program's own; those of FSDP, a layer each, are left out, and have other names.
+KINDS = frozenset(
+    ("all_reduce", "broadcast", "all_gather", "barrier", "gather", "reduce", "scatter", "reduce_scatter", "all_to_all")
+    + ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "monitored_barrier")
+)
 # Functions of toolkits that only hand a collective on: their callers tell more.
 HAND_ON = (
     *("barrier", "wait_for_everyone", "all_reduce", "reduce", "broadcast", "all_gather", "gather"),
     *("inner", "wrapper"),
 )
+
+
+# More lines than these are no program's own: nothing is told of them.
+_MOST = 64
+
+# A toolkit's function and line, and the user's.
+_Key = Tuple[Optional[CodeType], int, Optional[CodeType], int]
 
 
 class Call(NamedTuple):
@@ -102,8 +118,84 @@ def limit_of_own(group: Any) -> Optional[float]:
     return own
 
 
+class CallCounts:
+    """The calls of one rank in process groups of all ranks, by line: it names a call too many long after that call.
+
+    A rank that calls one collective more than the others meets their next one with it, and all calls are shifted from
+    there on: where they stop at last, their lines tell nothing of the first one. DDP's own collectives are called in
+    C++, and do not count here.
+    """
+
+    def __init__(self) -> None:
+        # 0 as long as there is no group of several ranks.
+        self._size = 0
+        self._kind: Any = None
+        self._counts: Dict[_Key, int] = {}
+        self._last: Optional[_Key] = None
+
+    def begin(self, size: int, kind: Any) -> None:
+        """Count from here on: the process group of all ranks has come up, with so many, and of torch's class."""
+        self._size, self._kind, self._counts, self._last = size, kind, {}, None
+
+    def counting(self, original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        """Return torch's function with which collectives begin; it counts those of groups of all ranks."""
+        frame = sys._getframe
+
+        def begins(group: Any) -> bool:
+            # A group of the program's own class may count what is asked of it. None is the group of all ranks.
+            is_asked = self._size and frame(1).f_code.co_name in KINDS
+            if is_asked and (group is None or (type(group) is self._kind and group.size() == self._size)):
+                self._record(frame(1).f_back)
+            return original(group)
+
+        return begins
+
+    def read(self) -> Called:
+        """Return what was called until now; nothing where there are too many lines."""
+        counts = dict(self._counts)
+        if len(counts) > _MOST or self._last is None:
+            return Called()
+        return Called({_words(*key): number for key, number in counts.items()}, _words(*self._last))
+
+    def _record(self, frame: Optional[FrameType]) -> None:
+        tool: Optional[CodeType] = None
+        line = 0
+        while frame is not None:
+            code, is_own = frame.f_code, _is_own(frame.f_code.co_filename)
+            if is_own:
+                break
+            if is_own is None and code.co_name in KINDS:
+                # A collective of objects calls others.
+                return
+            if is_own is not None and tool is None and code.co_name not in HAND_ON:
+                tool, line = code, frame.f_lineno
+            frame = frame.f_back
+        self._last = key = (tool, line, frame and frame.f_code, frame.f_lineno if frame else 0)
+        if key in self._counts or len(self._counts) <= _MOST:
+            self._counts[key] = self._counts.get(key, 0) + 1
+
+
+@lru_cache(maxsize=None)
+def _is_own(file: str) -> Optional[bool]:
+    """Return whether a file is the user's; None for Python's, torch's and ddpfix's own."""
+    return None if is_library(file) else is_users(file)
+
+
 def is_library(file: str) -> bool:
     """Return whether a file is Python's own, torch's, or ddpfix's."""
     python = os.path.dirname(os.__file__) + os.sep
     is_python = file.startswith(python) and "-packages" not in file
     return is_python or file.startswith(("<frozen", *OWN)) or "/torch/" in file.replace(os.sep, "/")
+
+
+def _words(tool: Optional[CodeType], line: int, own: Optional[CodeType], own_line: int) -> str:
+    """Return a line in words: "save (train.py:17)", "save_checkpoint (trainer.py:1393), called at train.py:30"."""
+    called = _place(own, own_line) if own is not None else ""
+    if tool is None:
+        return called
+    return f"{_place(tool, line)}, called at {called.rpartition('(')[2].rstrip(')')}" if called else _place(tool, line)
+
+
+def _place(code: CodeType, line: int) -> str:
+    where = f"{os.path.basename(code.co_filename)}:{line}"
+    return where if code.co_name == "<module>" else f"{code.co_name} ({where})"

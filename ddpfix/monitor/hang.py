@@ -24,7 +24,7 @@ from ddpfix.monitor import error_file, processes
 from ddpfix.monitor.position import Tracker
 from ddpfix.monitor.watch import LOOKS, PERIOD, Rank, Watch
 from ddpfix.rules import waiting
-from ddpfix.rules.facts import GONE, LEFT, SILENT, STOPPED, UNDONE, Position, SilentRank
+from ddpfix.rules.facts import GONE, LEFT, SILENT, STOPPED, TRACED, UNDONE, Position, SilentRank
 from ddpfix.rules.finding import Finding
 from ddpfix.rules.hang import judge
 from ddpfix.system import System
@@ -32,7 +32,7 @@ from ddpfix.system import System
 # Of the limit of a process group: what is said has to come before its collectives give up.
 PART = 0.5
 # How a rank is whose process is so.
-_ABSENT = {processes.GONE: GONE, processes.STOPPED: STOPPED}
+_ABSENT = {processes.GONE: GONE, processes.STOPPED: STOPPED, processes.TRACED: TRACED}
 
 
 class Alarm:
@@ -127,9 +127,10 @@ class Monitor(Watch):
         if not self._is_lost and System.monotonic() - self._asked >= often:
             self._asked = System.monotonic()
             self._talk(limit)
-        alarm = self._alarm
-        if alarm and alarm.found and self._exit is not None and System.monotonic() - alarm.told_at >= self._exit:
-            cause = f"ranks wait: {alarm.found.text}"
+        alarm, found = self._alarm, self._alarm and self._alarm.found
+        due = alarm is not None and self._exit is not None and System.monotonic() - alarm.told_at >= self._exit
+        if due and found and found.may_end:
+            cause = f"ranks wait: {found.text}"
             log.error("DDPFIX_HANG_EXIT has passed: ddpfix ends this process")
             error_file.write_text(cause, cause)
             with contextlib.suppress(Exception):
@@ -209,7 +210,7 @@ class Monitor(Watch):
 
     def _say(self, found: Finding, folder: str, is_written: bool) -> None:
         then = "The job goes on waiting"
-        if self._exit is not None and found.kind != waiting.ALONE:
+        if self._exit is not None and found.may_end:
             then = f"The job ends in {self._exit:g} s (DDPFIX_HANG_EXIT)"
         where = f"Python stacks of each rank: {folder}" if is_written else "No Python stacks could be written"
         end = "" if found.text.endswith("?") else "."

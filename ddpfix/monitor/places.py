@@ -1,4 +1,4 @@
-"""Where a Python stack stands, in the terms of training: in the loader, in a collective, in a save.
+"""Where a Python stack stands, in the terms of training: in the loader, in a collective, in a save, in a debugger.
 
 It is read from the names of files and functions, so that nothing has to be noted while the program runs. The loops
 around the lines, by their code, tell whether a rank is past the loop of another one.
@@ -19,6 +19,7 @@ from ddpfix.rules.facts import (
     BACKWARD,
     CHECKPOINT,
     COLLECTIVE,
+    DEBUGGER,
     DEVICE,
     EVALUATES,
     EVALUATION,
@@ -32,6 +33,7 @@ from ddpfix.rules.facts import (
 )
 from ddpfix.user_code import OWN, is_users
 
+_DEBUGGERS = ("bdb.py", "pdb.py", "ipdb/", "pydevd", "debugpy/", "pudb/", "IPython/")
 _SAVES = ("torch/serialization.py", "safetensors/", "torch/distributed/checkpoint/")
 _COLLECTIVES = (
     "torch/distributed/distributed_c10d.py",
@@ -139,6 +141,7 @@ def _phase(
     loading = f"DataLoader.{loader.name}" if loader else ""
     evaluation = _named(stack, EVALUATES) or ("forward in evaluation mode" if training is False else "")
     for phase, what in (
+        (DEBUGGER, "a debugger" if _first(stack[-12:], *_DEBUGGERS) else ""),
         (COLLECTIVE, _collective(stack)),
         (CHECKPOINT, f"{'torch.' if save.is_in('torch/serialization.py') else ''}{save.name}" if save else ""),
         (WRAPPER, _wrapper(last)),

@@ -25,7 +25,7 @@ from ddpfix.user_code import OWN
 # What a frame is known by, without keeping it alive: itself, its code, and its instruction.
 _Key = Tuple[int, CodeType, int]
 # Phases that name what a rank does that moves: if one of these was seen at all, else the last one.
-_TELLING = (facts.EVALUATION, facts.CHECKPOINT)
+_TELLING = (facts.DEBUGGER, facts.EVALUATION, facts.CHECKPOINT)
 # Seconds in one instruction, in which a GPU works off all that it was given.
 _STANDS = 3.0
 
@@ -95,8 +95,9 @@ class Tracker:
         now = System.monotonic()
         head = (self._here.number, self._step(), self._counts)
         if self.is_over():
-            since, done = now - self._at, self._here.work().ended()
-            return Position(*head, facts.ENDED, "", "", still=self.still(), since=since, work=done)
+            done, called = self._here.work().ended(), self._here.called()
+            since = now - self._at
+            return Position(*head, facts.ENDED, "", "", still=self.still(), since=since, work=done, called=called)
         frames = _frames(self._thread)
         taken = max(now - self._at, 0.001)
         steps = (head[1] or 0) - (self._step_then or 0)
@@ -125,6 +126,7 @@ class Tracker:
             patience=call.limit,
             loops=places.loops_of(frames),
             work=self._here.work(),
+            called=self._here.called(),
         )
 
     def _place(self, frames: List[FrameType]) -> places.Place:

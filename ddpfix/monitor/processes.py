@@ -14,10 +14,11 @@ from typing import List, Optional
 from ddpfix.exchange.presence import Present, space
 from ddpfix.system import System
 
-GONE, STOPPED, DISK = "Z", "T", "D"
+GONE, STOPPED, TRACED, DISK = "Z", "T", "t", "D"
 _WORDS = {
     GONE: "has ended",
     STOPPED: "is stopped (SIGSTOP)",
+    TRACED: "is held by a debugger",
     DISK: "waits for a disk or a network file system",
 }
 # The place of exit_code among the fields that follow the name of the program.

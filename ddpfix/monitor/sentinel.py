@@ -157,7 +157,8 @@ class Sentinel(Watch):
                 return found
             wait.pause(0.05)
         ends, here = self._presence.ends(), self._here
-        return endings.left(ends[0], End(self._rank, FAILED, "", self._step(), here.work())) if ends else None
+        own = End(self._rank, FAILED, "", self._step(), here.work(), here.called())
+        return endings.left(ends[0], own, bool(self._call())) if ends else None
 
     def _gone(self) -> Optional[Finding]:
         """Return the rank whose process has exited without a word, if it is one of this machine."""

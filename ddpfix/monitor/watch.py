@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from ddpfix.background import Background
 from ddpfix.exchange.connection import Connection
 from ddpfix.exchange.presence import Presence
-from ddpfix.rules.facts import ENDED, UNDONE, End, TrainingProgress
+from ddpfix.rules.facts import ENDED, UNDONE, Called, End, TrainingProgress
 
 # Seconds between two looks, and how many looks a second the store has to answer at most.
 PERIOD, LOOKS = 2.0, 200
@@ -67,12 +67,14 @@ class Rank(NamedTuple):
     Attributes:
         step: gives the number of the training forward that was begun last.
         work: gives what it has done.
+        called: gives the collectives that the program itself has called.
     """
 
     number: int
     size: int
     step: Callable[[], Optional[int]]
     work: Callable[[], TrainingProgress] = TrainingProgress
+    called: Callable[[], Called] = Called
 
 
 class Watch:
@@ -136,4 +138,4 @@ class Watch:
     def _end(self, how: str) -> End:
         """Return the end of this rank, with what it has done."""
         here = self._here
-        return End(here.number, how, "", here.step(), here.work().ended())
+        return End(here.number, how, "", here.step(), here.work().ended(), here.called())

@@ -1,4 +1,4 @@
-"""In what two ranks differ: how often they call backward, and which loop they are in.
+"""In what two ranks differ: how often they call backward, which collectives they call, which loop they are in.
 
 DDP averages in a backward, so ranks that call backward different numbers of times have all-reduces of different steps
 meet, and in the end one waits for another that has none left. A count of forwards does not show it.
@@ -6,7 +6,7 @@ meet, and in the end one waits for another that has none left. A count of forwar
 
 from __future__ import annotations
 
-from typing import Mapping, Optional, Sequence, Tuple
+from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from ddpfix.rules.facts import Standing, TrainingProgress
 
@@ -50,6 +50,30 @@ def _unreached(rank: int, which: str) -> str:
     return (
         f"On rank {rank} no gradient reached the model after {which}: the loss does not depend on its output. {_ZERO}"
     )
+
+
+def one_call_more(here: Dict[str, int], at: str, there: Dict[str, int], other_at: str) -> Optional[Tuple[str, int]]:
+    """Return the line that one rank has called more often than another, and how often; None where that is not certain.
+
+    The calls of both are shifted by these: the other rank is ahead by as many, at the line where one of the two waits.
+    Branches in which ranks call the same collective at different lines differ at a line where nobody waits.
+
+    Args:
+        here, there: the calls of both by line.
+        at, other_at: the lines where they wait; "" for a rank that does not.
+    """
+    apart = {line: here.get(line, 0) - there.get(line, 0) for line in {*here, *there}}
+    more = {line: number for line, number in apart.items() if number > 0}
+    fewer = {line: -number for line, number in apart.items() if number < 0}
+    if (
+        len(more) != 1
+        or at in more
+        or not set(fewer) <= {at, other_at}
+        or fewer
+        and sum(fewer.values()) > sum(more.values())
+    ):
+        return None
+    return next(iter(more.items()))
 
 
 def has_begun_more(ours: Mapping[str, int], theirs: Mapping[str, int]) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional, Sequence
 from ddpfix.rules import differences, facts
 from ddpfix.rules.facts import End
 from ddpfix.rules.finding import BAD, PLAIN, Finding, several
-from ddpfix.rules.waiting import END_TOGETHER
+from ddpfix.rules.waiting import END_TOGETHER, ON_ALL_RANKS
 
 # The kinds of findings: FOLLOWED is a failure that says no more than that another rank has ended, ABOVE refers to a
 # line that was printed before.
@@ -95,13 +95,22 @@ def store_lost(reason: str) -> Finding:
     return Finding(STORE_LOST, (), where)
 
 
-def left(end: End, here: End) -> Finding:
-    """Describe a rank that has ended or left, and what to do where it has done less than ``here``, who misses it."""
+def left(end: End, here: End, calls: bool) -> Finding:
+    """Describe a rank that has ended or left, and what to do where it has done less than the one that misses it.
+
+    Args:
+        here: what the rank that misses it has done.
+        calls: whether that one has failed in a collective that its program calls.
+    """
     told = end.text or f"rank {end.rank} {_LEAVES.get(end.how, end.how)}{_in_step(end.step)}"
     # The rank that misses it may have failed in a backward, whose gradients were still to come.
     differ = differences.backwards({end.rank: end.work, here.rank: here.work._replace(missed=False)})
     if differ:
         return Finding(LEFT, [end.rank], told, advice=differ)
+    line = here.called.last
+    if calls and end.called.counts and here.called.counts.get(line, 0) > end.called.counts.get(line, 0):
+        where = f"{told}, without calling the collective in which this rank fails ({line})"
+        return Finding(LEFT, [end.rank], where, advice=ON_ALL_RANKS)
     if end.step is None or here.step is None or here.step <= end.step:
         return Finding(LEFT, [end.rank], told)
     where = f"{told}, and this rank is in step {here.step}"

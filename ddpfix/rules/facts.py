@@ -6,14 +6,14 @@ import re
 from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 # What a rank does, as far as its stack tells.
-COLLECTIVE, BACKWARD, WRAPPER, DEVICE = "collective", "backward", "wrapper", "device"
+DEBUGGER, COLLECTIVE, BACKWARD, WRAPPER, DEVICE = "debugger", "collective", "backward", "wrapper", "device"
 EVALUATION, CHECKPOINT, LOADER, STEP, FORWARD = "evaluation", "checkpoint", "loader", "step", "forward"
 OTHER, ENDED, TRAINING = "other", "ended", "training"
 # A rank may be waiting for others where it stands.
 WAITING = (COLLECTIVE, BACKWARD, WRAPPER, DEVICE)
 GPU = "the GPU"
 # How a rank is that does not answer.
-GONE, STOPPED, LEFT, SILENT = "gone", "stopped", "left", "silent"
+GONE, STOPPED, TRACED, LEFT, SILENT = "gone", "stopped", "traced", "left", "silent"
 # How a rank leaves its job, beside LEFT (its process group) and ENDED (its program has returned).
 EXITED, FAILED, UNDONE = "exited", "failed", "undone"
 # Calls to or from one rank.
@@ -53,6 +53,18 @@ class TrainingProgress(NamedTuple):
         return self._replace(skipped=self.skipped + self.waits, waits=False)
 
 
+class Called(NamedTuple):
+    """The collectives that a rank's program has called.
+
+    Attributes:
+        counts: the number of calls by line, in words.
+        last: the line of the last one.
+    """
+
+    counts: Dict[str, int] = {}
+    last: str = ""
+
+
 class End(NamedTuple):
     """How a rank has left its job.
 
@@ -61,6 +73,7 @@ class End(NamedTuple):
         text: of a failure, in a sentence.
         step: the training forwards that it had begun; None where it failed, or nothing counts them.
         work: what it had done, if it has said so.
+        called: the collectives that its program had called, likewise.
     """
 
     rank: int
@@ -68,12 +81,13 @@ class End(NamedTuple):
     text: str = ""
     step: Optional[int] = None
     work: TrainingProgress = TrainingProgress()
+    called: Called = Called()
 
     @classmethod
     def load(cls, values: Sequence[object]) -> End:
         """Return an end from the lists that JSON made of it."""
         found = cls(*values)  # type: ignore[arg-type]
-        return found._replace(work=TrainingProgress(*found.work))
+        return found._replace(work=TrainingProgress(*found.work), called=Called(*found.called))
 
 
 class Position(NamedTuple):
@@ -96,6 +110,7 @@ class Position(NamedTuple):
         peer: the only rank that it waits for, in a call to or from one rank; None for others.
         loops: the functions on its stack, with the loops around their lines.
         patience: seconds after which the call ends with an error by itself, by the program's own choice; None else.
+        called: the collectives that the program itself has called, by line.
     """
 
     rank: int
@@ -119,13 +134,14 @@ class Position(NamedTuple):
     patience: Optional[float] = None
     loops: Sequence[Standing] = ()
     work: TrainingProgress = TrainingProgress()
+    called: Called = Called()
 
     @classmethod
     def load(cls, values: Sequence[object]) -> Position:
         """Return a position from the lists that JSON made of it."""
         found = cls(*values)  # type: ignore[arg-type]
         loops = tuple((*each[:3], tuple((start, end) for start, end in each[3])) for each in found.loops)
-        return found._replace(work=TrainingProgress(*found.work), loops=loops)
+        return found._replace(work=TrainingProgress(*found.work), loops=loops, called=Called(*found.called))
 
     def may_wait(self) -> bool:
         """Return whether it may be waiting for other ranks."""
@@ -156,3 +172,8 @@ class SilentRank(NamedTuple):
     def work(self) -> TrainingProgress:
         """Return what it has done, if it has said so."""
         return TrainingProgress() if self.end is None else self.end.work
+
+    @property
+    def called(self) -> Called:
+        """Return the collectives that its program has called, likewise."""
+        return Called() if self.end is None else self.end.called

@@ -19,6 +19,7 @@ class Finding(NamedTuple):
         where: the modules, the line, or what each rank does and where.
         cause: a sentence, or a line for each; "" where nothing more is known.
         advice: what to do, likewise, with code to paste below it, indented; "" where the rule's caller knows that.
+        may_end: whether a job may be ended for it: not while somebody debugs it.
         level: one of those above.
     """
 
@@ -27,6 +28,7 @@ class Finding(NamedTuple):
     where: str
     cause: str = ""
     advice: str = ""
+    may_end: bool = True
     level: str = BAD
 
     @property

@@ -6,16 +6,19 @@ So it only orders what is seen, and no rank is said to owe a collective because 
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Sequence
+import itertools
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ddpfix.rules import differences, facts, waiting
 from ddpfix.rules.facts import Position, SilentRank
 from ddpfix.rules.finding import Finding
 
 # Those of which the first that applies is the cause: a late rank may wait for one that is gone.
-_ABSENT = (facts.GONE, facts.STOPPED, facts.LEFT)
-# Kinds that are guesses, and of which a count of backwards knows better.
+_ABSENT = (facts.GONE, facts.STOPPED, facts.TRACED, facts.LEFT)
+# Kinds that are guesses, and of which a count of backwards, or of collectives, knows better.
 _GUESSES = (waiting.UNEVEN, waiting.SOME_ONLY, waiting.MISMATCH, waiting.NETWORK, waiting.ABSENT, waiting.SLOW)
+# Ranks that differ in more ways than these are no case of one call too many.
+_CASES = 6
 
 
 def judge(positions: Mapping[int, Position], absent: Sequence[SilentRank], limit: float) -> Optional[Finding]:
@@ -32,14 +35,36 @@ def judge(positions: Mapping[int, Position], absent: Sequence[SilentRank], limit
         positions = {rank: each for rank, each in positions.items() if rank in named}
         absent = [each for each in absent if each.rank in named]
     found = _first(positions, absent, waits, limit)
-    if found is None or found.kind not in _GUESSES:
+    if found is None:
+        return None
+    is_debugged = any(each.phase == facts.DEBUGGER for each in positions.values())
+    found = found._replace(may_end=not is_debugged and all(each.how != facts.TRACED for each in absent))
+    if found.kind not in _GUESSES:
         return found
     done = {each.rank: each.work for each in absent}
     for each in positions.values():
         # Gradients of the backward that a rank stands in may still come.
         done[each.rank] = each.work._replace(missed=each.work.missed and each.phase != facts.BACKWARD)
     differ = differences.backwards(done)
-    return found._replace(kind=waiting.BACKWARDS, advice=differ) if differ else found
+    if differ:
+        return found._replace(kind=waiting.BACKWARDS, advice=differ)
+    return found if found.kind == waiting.SLOW else _shifted(found, [*positions.values(), *absent])
+
+
+def _shifted(found: Finding, ranks: Sequence[Union[Position, SilentRank]]) -> Finding:
+    """Return a finding, or in its place the line at which ranks have called a collective that the others have not."""
+    # Ranks that have called the same, and stand at the same line, are one case: there are few, of thousands of ranks.
+    cases: Dict[Tuple[Tuple[Tuple[str, int], ...], str], List[int]] = {}
+    for each in ranks:
+        if each.called.counts:
+            at = each.called.last if isinstance(each, Position) and each.call else ""
+            cases.setdefault((tuple(sorted(each.called.counts.items())), at), []).append(each.rank)
+    for one, other in itertools.permutations(list(cases)[:_CASES], 2):
+        more = differences.one_call_more(dict(one[0]), one[1], dict(other[0]), other[1])
+        if more is not None:
+            same = [case for case in cases if dict(case[0]).get(more[0]) == dict(one[0])[more[0]]]
+            return waiting.describe_shift(found, sorted(rank for case in same for rank in cases[case]), *more)
+    return found
 
 
 def _first(
@@ -78,7 +103,8 @@ def _late(positions: Mapping[int, Position], waits: List[Position]) -> Optional[
         is_behind = differences.has_begun_more(most, each.counts) and (goes_on or each.phase == facts.DEVICE)
         if is_behind or (goes_on and (is_uncounted or not each.counts)):
             late.append(each)
-    those = late or [each for each in positions.values() if each.phase == facts.ENDED]
+    debugged = [each for each in late if each.phase == facts.DEBUGGER]
+    those = debugged or late or [each for each in positions.values() if each.phase == facts.ENDED]
     others = [each for each in waits if each not in those]
     return waiting.describe_late(those, others) if those and others else None
 

@@ -11,10 +11,10 @@ from ddpfix.rules.facts import Position, SilentRank
 from ddpfix.rules.finding import Finding, several
 
 # The kinds of findings.
-BACKWARDS, UNEVEN, LOADER, EVALUATION = "backwards", "uneven", "loader", "evaluation"
+BACKWARDS, DEBUGGER, UNEVEN, LOADER, EVALUATION = "backwards", "debugger", "uneven", "loader", "evaluation"
 SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK = "save", "some_ranks_only", "mismatch", "absent", "slow", "network"
 ALONE = "alone"
-KINDS = (BACKWARDS, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK, ALONE)
+KINDS = (BACKWARDS, DEBUGGER, UNEVEN, LOADER, EVALUATION, SAVE, SOME_ONLY, MISMATCH, ABSENT, SLOW, NETWORK, ALONE)
 END_TOGETHER = "DDPFIX_UNEVEN=stop or pad ends the epoch on all ranks together"
 ON_ALL_RANKS = "Call it on all ranks or on none"
 _UNEVEN = f"Uneven data? {END_TOGETHER}"
@@ -26,6 +26,7 @@ _EARLY = (
 _SOME_ONLY = f"A collective on some ranks only (a log, a metric, a save)? {ON_ALL_RANKS}"
 _HINTS = {
     "stopped": "kill -CONT resumes it",
+    "traced": "A debugger holds it: ddpfix ends no process",
     "silent": "C code that holds the GIL, a machine that is down, or a program without ddpfix?",
 }
 
@@ -33,6 +34,7 @@ _HINTS = {
 _ABSENT = {
     facts.GONE: "ended without a word: {} has exited",
     facts.STOPPED: "is stopped (SIGSTOP): {}",
+    facts.TRACED: "is held by a debugger: {}",
     facts.SILENT: "does not answer: {}",
 }
 _LEAVES = {facts.LEFT: "has left its process group", facts.FAILED: "has failed"}
@@ -99,6 +101,7 @@ def _one(each: Position) -> str:
 
 def _doing(each: Position) -> str:
     return {
+        facts.DEBUGGER: "in a debugger",
         facts.EVALUATION: f"in evaluation, {each.what}" if each.what[:7] != "forward" else f"in {each.what}",
         facts.CHECKPOINT: f"in a save, {each.what}",
         facts.DEVICE: f"in {each.what}" if each.may_compute() else f"in a wait for {facts.GPU}",
@@ -149,6 +152,8 @@ def _wait(each: Position) -> str:
 
 def _cause(each: Position, waiting: Sequence[Position]) -> Tuple[str, str]:
     """Return why a rank is late, and what to do."""
+    if each.phase == facts.DEBUGGER:
+        return DEBUGGER, "It is being debugged: ddpfix ends no process"
     if _is_past_its_data(each, waiting):
         return UNEVEN, _uneven(waiting)
     if each.phase == facts.ENDED:
@@ -274,10 +279,17 @@ def describe_returned(those: Sequence[Position], waiting: Sequence[Position]) ->
     return Finding(MISMATCH, [each.rank for each in those], words, advice="Do sizes or kinds differ?")
 
 
+def describe_shift(found: Finding, ranks: Sequence[int], place: str, number: int) -> Finding:
+    """Ranks that have called a collective more often than the others, long ago perhaps."""
+    verb, calls = "has" if len(ranks) == 1 else "have", "one collective" if number == 1 else f"{number} collectives"
+    told = f"{found.where}.\n{several(ranks).capitalize()} {verb} begun {calls} more, at {place}"
+    return Finding(SOME_ONLY, list(ranks), told, advice=ON_ALL_RANKS)
+
+
 def describe_alone(each: Position, why: str) -> Finding:
     """Describe a rank that has waited for too long, where nobody can tell what the others do."""
     told = f"rank {each.rank} has waited in {each.what} ({each.where}) for {each.still:.0f} s; {why}"
-    return Finding(ALONE, [each.rank], told)
+    return Finding(ALONE, [each.rank], told, may_end=False)
 
 
 def describe_all_waiting(waiting: Sequence[Position]) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pdb
 import signal
 import subprocess
 import sys
@@ -123,6 +124,16 @@ def evaluate(job: Job, seconds: float) -> None:
     job.model.train()
 
 
+def debugged(job: Job) -> None:
+    def look() -> None:
+        reading, _ = os.pipe()
+        sys.stdin = os.fdopen(reading)
+        pdb.Pdb(stdin=sys.stdin, stdout=sys.stderr).set_trace()
+        return
+
+    job.train(look, 1)
+
+
 class SlowFile:
     """A file on a slow file system."""
 
@@ -171,6 +182,19 @@ def unreached(job: Job) -> None:
         loss.backward()
         job.optimizer.step()
     distributed.barrier()
+
+
+def save_all() -> None:
+    distributed.barrier()
+
+
+def shifted(job: Job) -> None:
+    """The first rank alone saves; its barrier meets the next one of the others."""
+    job.train(lambda: None, ALL)
+    if job.rank == 0:
+        save_all()
+    distributed.barrier()
+    distributed.all_reduce(torch.ones(1))
 
 
 def undone(job: Job) -> None:
@@ -230,6 +254,7 @@ def computes(job: Job) -> None:
 
 
 JOBS: Dict[str, Callable[[Job], None]] = {
+    "shifted": shifted,
     "stuck_worker": reads(stop_worker, workers=1),
     "slow_loader": reads(lambda: time.sleep(2.5)),
     "sizes": lambda job: job.train(lambda: distributed.all_reduce(torch.ones(1 if job.rank else 2)), ALL),
@@ -246,7 +271,7 @@ JOBS: Dict[str, Callable[[Job], None]] = {
     **{
         each.__name__: each
         for each in (
-            *(uneven, saving, accumulating, unreached),
+            *(uneven, debugged, saving, accumulating, unreached),
             *(undone, saves, computes),
         )
     },

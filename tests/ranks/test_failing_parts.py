@@ -20,7 +20,7 @@ from ddpfix.exchange.failure_records import FailureRecords, PeerFailedError
 from ddpfix.exchange.presence import Presence, Present
 from ddpfix.monitor import last_words, processes
 from ddpfix.rules import endings
-from ddpfix.rules.facts import FAILED, UNDONE, End
+from ddpfix.rules.facts import FAILED, UNDONE, Called, End
 from tests.ranks import failing
 
 
@@ -146,7 +146,7 @@ def test_who_takes_part_and_who_has_left(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (there.pid, there.step, there.beat) == (os.getpid(), 7, 1) and processes.state_of(there) != processes.GONE
     other.beat(8)
     assert one.of(1) != there
-    end = End(1, FAILED, "rank 1 failed")
+    end = End(1, FAILED, "rank 1 failed", called=Called({"train.py:8": 2}, "train.py:8"))
     other.leave(end)
     assert one.ends() == [end] and other.ends() == [] and one.number_of_ends() == 1
     left = one.of(1)

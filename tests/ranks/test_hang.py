@@ -101,7 +101,12 @@ STAGED: Dict[str, Said] = {
         HERE,
         r"On rank 1 no gradient reached the model after a forward near hanging\.py:\d+: the loss does not depend",
     ),
+    # A collective of one rank alone, long before: what waits is another one.
+    "shifted": Said(
+        "rank 0 waits in barrier", HERE, rf"Rank 0 has begun one collective more, at save_all \({HERE}\)\. Call it"
+    ),
     "received": Said("rank 0 waits in recv of 1 float32 from rank 1", HERE, "The calls differ"),
+    "debugged": Said("rank 1 has been in a debugger", HERE, "It is being debugged: ddpfix ends no process"),
 }
 # Waits that a program has limited, and goes on after.
 GIVE_UP = ("waits_for_a_while", "group_gives_up", "asks_the_store")
@@ -111,9 +116,11 @@ SLOW: Sequence[str] = ("slow_loader", "evaluates", "saves", "computes", *GIVE_UP
 
 
 @pytest.mark.patches("torch.hang")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name != "uneven" else ()) for name in STAGED])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=LONG if name not in ("uneven", "shifted") else ()) for name in STAGED]
+)
 def test_one_paragraph_names_rank_place_and_cause(name: str) -> None:
-    ended = job(name, DDPFIX_HANG=LIMIT, DDPFIX_HANG_EXIT=_exit(name))
+    ended = job(name, timeout=25 if name == "debugged" else 60, DDPFIX_HANG=LIMIT, DDPFIX_HANG_EXIT=_exit(name))
     told, said = ended.told(), STAGED[name]
     for part in (said.rank, said.place, said.cause, WAIT):
         assert re.search(part, told), (part, told)
@@ -124,6 +131,8 @@ def test_one_paragraph_names_rank_place_and_cause(name: str) -> None:
         # It goes on, and is not ended.
         assert "The job goes on waiting" in told and all(rank.notes["done"] for rank in ended.ranks), ended
         assert "the waiting ranks continue after" in ended.ranks[0].log, ended
+    elif name == "debugged":
+        assert ended.ranks[1].hung and all("DDPFIX_HANG_EXIT has" not in rank.log for rank in ended.ranks), ended
     else:
         assert "The job ends in 1 s" in told and "DDPFIX_HANG_EXIT has passed" in ended.ranks[0].log, ended
 
@@ -160,7 +169,7 @@ def test_switched_off_nothing_is_said() -> None:
 @pytest.mark.parametrize("name", SLOW)
 def test_nothing_is_said_of_a_job_that_is_slow(name: str) -> None:
     """On all ranks for longer than the limit, or on one within it."""
-    ended = job(name, DDPFIX_HANG=LIMIT)
+    ended = job(name, timeout=25 if name == "debugged" else 60, DDPFIX_HANG=LIMIT)
     assert all(rank.notes["done"] and HANGS not in rank.log for rank in ended.ranks), ended
     assert not ended.stacks()
 

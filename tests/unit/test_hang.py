@@ -43,6 +43,12 @@ STACKS: List[Tuple[List[StackFrame], Optional[bool], str, str]] = [
     ([MAIN, in_torch("nn/parallel/distributed.py", "_pre_forward")], None, facts.WRAPPER, "DDP's forward"),
     ([MAIN, in_torch("nn/parallel/distributed.py", "__init__")], None, facts.WRAPPER, "DDP's constructor"),
     ([MAIN, in_torch("serialization.py", "save"), MAIN], None, facts.CHECKPOINT, "torch.save"),
+    (
+        [MAIN, StackFrame(f"{PYTHON}/pdb.py", 1, "interaction"), StackFrame(f"{PYTHON}/cmd.py", 1, "cmdloop")],
+        None,
+        facts.DEBUGGER,
+        "",
+    ),
     ([MAIN, CALL], True, facts.FORWARD, "forward"),
     ([MAIN, CALL], False, facts.EVALUATION, "forward in evaluation mode"),
     ([MAIN, MAIN._replace(name="validate"), LOADS], None, facts.EVALUATION, "validate"),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
+import os
 import sys
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
+import torch
+from torch import distributed
 
+from ddpfix.groups.calls import BEGINS, KINDS, CallCounts
 from ddpfix.monitor import places
 from ddpfix.rules import differences
-from ddpfix.rules.facts import Standing
+from ddpfix.rules.facts import Called, Standing
 
 PROGRAM = """
 def step():
@@ -114,3 +119,74 @@ def test_a_file_that_was_edited_since_is_no_answer(tmp_path: Path) -> None:
     linecache.checkcache(str(file))
     exec(compile(code, str(file), "exec"), scope)
     assert [around for _, _, _, around in scope["found"]] == [()]
+
+
+# Calls of collectives by line: who has called one more, and what is asked of a program's own groups.
+
+
+class Group:
+    """Of two ranks; it counts what is asked of it."""
+
+    asked = 0
+
+    def size(self) -> int:
+        self.asked += 1
+        return 2
+
+
+class Another(Group):
+    """A program's own."""
+
+
+def save(begins: Any, group: Any) -> Any:
+    return barrier(begins, group)
+
+
+def barrier(begins: Any, group: Any) -> Any:
+    """As torch's function of this name begins."""
+    return begins(group)
+
+
+def test_collectives_are_counted_by_line_in_groups_of_all_ranks() -> None:
+    counts = CallCounts()
+    begins = counts.counting(lambda group: group is False)
+    assert save(begins, None) is False and counts.read() == Called()
+    counts.begin(2, Group)
+    for group in (Group(), None, Group()):
+        assert save(begins, group) is False
+    line = f"save (test_hang_loops.py:{save.__code__.co_firstlineno + 1})"
+    assert counts.read() == Called({line: 3}, line)
+    # Another function of torch that asks for the same, a group of some ranks, and one of a class of the program's own.
+    own = Another()
+    assert begins(None) is False and save(begins, own) is False and own.asked == 0
+    assert save(begins, False) is True and counts.read() == Called({line: 3}, line)
+    counts.begin(4, Group)
+    save(begins, Group())
+    assert counts.read() == Called()
+
+
+def test_a_line_of_a_toolkit_has_the_users_own_beside_it() -> None:
+    file = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "toolkit", "trainer.py")
+    toolkit: Any = {}
+    exec(compile("def save_checkpoint(save, *more):\n    save(*more)", file, "exec"), toolkit)
+    counts = CallCounts()
+    begins = counts.counting(lambda group: False)
+    counts.begin(2, Group)
+    toolkit["save_checkpoint"](barrier, begins, Group())
+    here = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    assert counts.read().last == f"save_checkpoint (trainer.py:2), called at test_hang_loops.py:{here}"
+
+
+def test_torch_asks_it_in_each_collective() -> None:
+    begins = vars(distributed.distributed_c10d)[BEGINS]
+    assert isinstance(begins, FunctionType) and list(inspect.signature(begins).parameters) == ["group"]
+    for kind in KINDS:
+        function = inspect.unwrap(getattr(distributed, kind))
+        assert BEGINS in function.__code__.co_names and function.__code__.co_name == kind
+
+
+def test_a_class_of_the_programs_own_calls_torchs_methods() -> None:
+    """torch takes what Python puts there for the methods of such a class: none is replaced."""
+    assert {type(vars(distributed.ProcessGroup)[name]).__name__ for name in ("barrier", "allreduce")} == {
+        "instancemethod"
+    }

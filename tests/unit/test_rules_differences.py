@@ -1,9 +1,9 @@
-"""In what ranks differ: from their counts of forwards and backwards alone."""
+"""In what ranks differ: from their counts of forwards, backwards and collectives alone."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
@@ -12,6 +12,38 @@ from ddpfix.rules.facts import TrainingProgress
 from ddpfix.rules.names import Group
 from ddpfix.rules.replicas import Snapshot, Where
 from ddpfix.rules.unused import Seen
+
+A, B, SAVE = "step (train.py:10)", "train.py:20", "save (train.py:30)"
+
+
+@pytest.mark.parametrize(
+    "here, at, there, other_at, found",
+    [
+        # A save of this rank alone; the other one is ahead at the line where it waits.
+        ({SAVE: 1, A: 1}, A, {A: 1, B: 1}, B, (SAVE, 1)),
+        # In a loop, both wait at the same line.
+        ({SAVE: 1, A: 9}, A, {A: 10}, A, (SAVE, 1)),
+        ({SAVE: 2, A: 8}, A, {A: 10}, A, (SAVE, 2)),
+        # The other one has ended.
+        ({SAVE: 1, A: 10}, A, {A: 10}, "", (SAVE, 1)),
+        # This rank still waits where it alone has called: the paragraph has the line already.
+        ({SAVE: 1}, SAVE, {A: 1}, A, None),
+        # Branches that call at lines of their own, and wait elsewhere.
+        ({SAVE: 1, A: 5}, A, {B: 1, A: 5}, A, None),
+        # Nothing is different, or one is a step behind.
+        ({A: 5}, A, {A: 5}, A, None),
+        ({A: 4}, A, {A: 5}, A, None),
+        # Two lines are different: none of them is certain.
+        ({SAVE: 1, B: 1, A: 1}, A, {A: 3}, A, None),
+    ],
+)
+def test_one_rank_has_called_more(
+    here: Dict[str, int], at: str, there: Dict[str, int], other_at: str, found: Optional[Tuple[str, int]]
+) -> None:
+    assert differences.one_call_more(here, at, there, other_at) == found
+    if found is not None:
+        assert differences.one_call_more(there, other_at, here, at) is None
+
 
 PLAIN = TrainingProgress(12, 12)
 SKIPPED = "Backward was called 11 times in 12 forwards on rank 1, 12 times in 12 forwards on rank 0: "

@@ -10,14 +10,14 @@ import pytest
 
 from ddpfix.rules import endings, facts, unused, waiting
 from ddpfix.rules.endings import Lost
-from ddpfix.rules.facts import End, TrainingProgress
+from ddpfix.rules.facts import Called, End, TrainingProgress
 from ddpfix.rules.finding import BAD, PLAIN, Finding, several
 
 LOST = Lost(1, "process 7 on x", 7, 0, 8)
 SILENT = "process 7 on x has given no sign of life for 4 s"
 UNKNOWN = LOST._replace(step=None, by_step=None)
 DONE = End(1, facts.ENDED, step=3, work=TrainingProgress(3, 3))
-HERE = End(0, facts.FAILED, step=4, work=TrainingProgress(4, 4))
+HERE = End(0, facts.FAILED, step=4, work=TrainingProgress(4, 4), called=Called({"train.py:8": 2}, "train.py:8"))
 SKIPPED = TrainingProgress(4, 3, 1, "train.py:41")
 STORE = "the process that hosted the process group's store has exited"
 
@@ -63,32 +63,46 @@ STORE = "the process that hosted the process group's store has exited"
         ),
         # Who has left, and has done as much, less, or something else.
         (
-            endings.left(DONE, HERE._replace(step=3)),
+            endings.left(DONE, HERE._replace(step=3), False),
             endings.LEFT,
             [1],
             "rank 1 reached the end of its program in step 3",
         ),
-        (endings.left(End(1, facts.LEFT), HERE), endings.LEFT, [1], "rank 1 left its process group"),
-        (endings.left(End(1, facts.EXITED, step=9), HERE), endings.LEFT, [1], "rank 1 exited in step 9"),
-        (endings.left(End(1, facts.FAILED, "rank 1 failed: E"), HERE), endings.LEFT, [1], "rank 1 failed: E"),
+        (endings.left(End(1, facts.LEFT), HERE, False), endings.LEFT, [1], "rank 1 left its process group"),
+        (endings.left(End(1, facts.EXITED, step=9), HERE, False), endings.LEFT, [1], "rank 1 exited in step 9"),
+        (endings.left(End(1, facts.FAILED, "rank 1 failed: E"), HERE, False), endings.LEFT, [1], "rank 1 failed: E"),
         (
-            endings.left(DONE, HERE),
+            endings.left(DONE, HERE, False),
             endings.LEFT,
             [1],
             "rank 1 reached the end of its program in step 3, and this rank is in step 4. With uneven data, DDPFIX_UN",
         ),
         (
-            endings.left(DONE._replace(step=4, work=SKIPPED), HERE),
+            endings.left(DONE._replace(step=4, work=SKIPPED), HERE, False),
             endings.LEFT,
             [1],
             "rank 1 reached the end of its program in step 4. Backward was called 3 times in 4 forwards on rank 1",
         ),
-        (endings.left(DONE._replace(step=4), HERE), endings.LEFT, [1], "rank 1 reached"),
+        (
+            endings.left(DONE._replace(called=Called({"train.py:8": 1}, "train.py:8")), HERE, True),
+            endings.LEFT,
+            [1],
+            "rank 1 reached the end of its program in step 3, without calling the collective in which this rank fails"
+            " (train.py:8). Call it on all ranks or on none",
+        ),
+        # It has called as many, or nothing was counted there.
+        (
+            endings.left(DONE._replace(step=4, called=Called({"train.py:8": 2}, "train.py:8")), HERE, True),
+            endings.LEFT,
+            [1],
+            "rank 1 reached",
+        ),
+        (endings.left(DONE._replace(step=4), HERE, True), endings.LEFT, [1], "rank 1 reached"),
     ],
 )
 def test_how_a_rank_ends(found: Finding, kind: str, ranks: List[int], line: str) -> None:
     assert (found.kind, found.ranks) == (kind, ranks) and found.line.startswith(line), found
-    advised = any(words in line for words in ("With uneven", "Backward was called"))
+    advised = any(words in line for words in ("With uneven", "Backward was called", "Call it on all ranks"))
     assert bool(found.advice) == advised, found
 
 
@@ -96,7 +110,7 @@ def test_a_gradient_that_was_to_come_is_not_missed() -> None:
     """The rank that fails stands in its backward."""
     done = DONE._replace(step=4, work=TrainingProgress(4, 4))
     missed = HERE._replace(work=TrainingProgress(4, 4, missed=True))
-    assert endings.left(done, missed).advice == ""
+    assert endings.left(done, missed, False).advice == ""
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ WAITS = (at(0, facts.BACKWARD), at(2, facts.BACKWARD))
         (at(1, facts.LOADER, 7, 2), waiting.LOADER),
         (at(1, facts.EVALUATION, 7, 2), waiting.EVALUATION),
         (at(1, facts.CHECKPOINT, 7, 2), waiting.SAVE),
+        (at(1, facts.DEBUGGER, 7, 2), waiting.DEBUGGER),
         (at(1, facts.ENDED, 7, 2), waiting.UNEVEN),
         (at(1, facts.ENDED, 7), waiting.ABSENT),
         (at(1, facts.OTHER, 7, 2), waiting.SLOW),
@@ -104,6 +105,7 @@ def test_the_rank_that_is_behind_is_named_with_its_cause(late: Position, cause: 
     found = judged(*WAITS, late)
     assert found is not None and (found.kind, found.ranks) == (cause, [1]), found
     assert "ranks 0 and 2 wait in all-reduce of step 3 (backward, train.py:88)" in found.text
+    assert found.may_end == (cause != waiting.DEBUGGER)
 
 
 # The stack of a rank in a loop, in another line of its body, and behind it; and the same in a loop around that.
@@ -167,6 +169,15 @@ def test_why_a_rank_reads_for_long(how: Dict[str, Any], said: str) -> None:
     assert found is not None and found.kind == waiting.LOADER and said in found.text, found
 
 
+def test_a_call_of_one_rank_long_before_is_named() -> None:
+    counts = [{"log (train.py:5)": 1, "train.py:7": 20}, {"train.py:7": 20, "train.py:9": 1}]
+    lines = ["train.py:7", "train.py:9"]
+    called = [facts.Called(counts[rank], lines[rank]) for rank in (0, 1)]
+    found = judged(*(at(rank, facts.COLLECTIVE, call=f"call {rank}", called=called[rank]) for rank in (0, 1)))
+    assert found is not None and (found.kind, found.ranks) == (waiting.SOME_ONLY, [0])
+    assert "Rank 0 has begun one collective more, at log (train.py:5). Call it on all ranks or on none" in found.text
+
+
 def test_backwards_that_ranks_do_not_call_equally_often_are_the_cause() -> None:
     skips = facts.TrainingProgress(12, 11, 1, "train.py:41")
     late = at(1, facts.COLLECTIVE, 7, 12, work=skips)
@@ -205,12 +216,14 @@ def test_ranks_that_are_gone_or_stopped_come_first() -> None:
     for how, said in (
         (facts.GONE, "ended without a word: process 7 on x has exited"),
         (facts.STOPPED, "is stopped (SIGSTOP): process 7 on x"),
+        (facts.TRACED, "is held by a debugger: process 7 on x"),
         (facts.LEFT, "has reached the end of its program after step 3"),
     ):
         end = facts.End(3, facts.ENDED, step=3) if how == facts.LEFT else None
         found = judged(*WAITS, late, absent=(facts.SilentRank(3, how, "process 7 on x", end=end),))
         assert found is not None and (found.kind, found.ranks) == (waiting.ABSENT, [3]), found
         assert f"rank 3 {said}" in found.text, found.text
+        assert found.may_end == (how != facts.TRACED)
     # Of one that is silent nothing is known: a rank that is late explains more.
     found = judged(*WAITS, late, absent=(facts.SilentRank(3, facts.SILENT, "process 7 on x"),))
     assert found is not None and found.ranks == [1]
@@ -279,7 +292,7 @@ def test_what_is_only_slow_is_no_hang() -> None:
 
 def test_a_rank_that_can_ask_nobody_tells_where_it_waits() -> None:
     found = waiting.describe_alone(at(1, facts.COLLECTIVE), "the store does not answer (RuntimeError)")
-    assert (found.kind, found.ranks) == (waiting.ALONE, [1])
+    assert (found.kind, found.ranks, found.may_end) == (waiting.ALONE, [1], False)
     assert (
         found.text == "rank 1 has waited in barrier (train.py:88) for 305 s; the store does not answer (RuntimeError)"
     )

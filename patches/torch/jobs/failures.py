@@ -67,10 +67,12 @@ class Watched(Follower):
 
     def _rank(self) -> Rank:
         # Not at the head of this file: a process without a group needs none of it.
+        from ddpfix.groups.calls import CallCounts
         from ddpfix.monitor.watch import Rank
 
         clocks = self._site.keep(Clocks)
-        return Rank(distributed.get_rank(), distributed.get_world_size(), clocks.step, clocks.work)
+        called = self._site.keep(CallCounts).read
+        return Rank(distributed.get_rank(), distributed.get_world_size(), clocks.step, clocks.work, called)
 
     def leaving(self) -> None:
         self._end(LEFT)
