@@ -21,18 +21,31 @@ class SettingsError(ValueError):
     """A setting has a name or a value that ddpfix does not know; the message names it and what is accepted."""
 
 
+class Kind(NamedTuple):
+    """Values of a setting that cannot be listed: their description, and the check that accepts them."""
+
+    text: str
+    check: Callable[[str], bool]
+    # What such a value becomes, from the text as it was given; by default it is the text in small letters.
+    convert: Optional[Callable[[str], str]] = None
+
+
 class Setting(NamedTuple):
-    """One setting: its name, default, accepted values and meaning (for ``plan`` and the README)."""
+    """One setting: its name, default, accepted values, and what it takes beside them."""
 
     name: str
     default: str
     values: Tuple[str, ...]
-    meaning: str
-    # For values that cannot be listed: their description, and the check that accepts them.
-    kind: Optional[str] = None
-    check: Optional[Callable[[str], bool]] = None
-    # What such a value becomes, from the text as it was given; by default it is the text in small letters.
-    convert: Optional[Callable[[str], str]] = None
+    free: Optional[Kind] = None
+
+    @property
+    def kind(self) -> Optional[str]:
+        return None if self.free is None else self.free.text
+
+    @property
+    def meaning(self) -> str:
+        """Return what it does, for ``--help`` and the docs."""
+        return _MEANINGS[self.name]
 
     @property
     def variable(self) -> str:
@@ -50,8 +63,8 @@ class Setting(NamedTuple):
         word = value.strip().lower()
         if word in self.values:
             return word
-        if self.check is not None and self.check(word):
-            return word if self.convert is None else self.convert(value.strip())
+        if self.free is not None and self.free.check(word):
+            return word if self.free.convert is None else self.free.convert(value.strip())
         raise SettingsError(f"{shown(source, value)}: expected {self.accepted}")
 
 
@@ -87,108 +100,47 @@ def _is_seconds(word: str) -> bool:
         return False
 
 
+_INTEGER, _COUNT = Kind("an integer", _is_integer), Kind("an integer", _is_positive)
+_SECONDS, _FOLDER = Kind("seconds (up to a week)", _is_seconds), Kind("a folder", _is_folder, _absolute)
 SETTINGS: Tuple[Setting, ...] = (
-    Setting(
-        "unused",
-        "auto",
-        ("auto", "find", "late", "static", "off"),
-        "parameters without a gradient: auto (find where a model is known to need it, else late), find"
-        " (find_unused_parameters=True), late (completes reductions after each backward), static (static_graph=True),"
-        " off (never touched)",
-    ),
-    Setting(
-        "layerdrop",
-        "sync",
-        ("sync", "off", "stock"),
-        "LayerDrop: sync (all ranks skip the same layers), off (no layer is ever skipped), stock (as shipped)",
-    ),
-    Setting(
-        "overrides",
-        "apply",
-        ("apply", "off"),
-        "settings that a toolkit drops: apply (they take effect, or a warning names them), off",
-    ),
-    Setting(
-        "untested",
-        "unchanged",
-        ("unchanged", "off"),
-        "untested releases of a toolkit: unchanged (a fix is applied where the code that it needs is unchanged), off"
-        " (no fix is applied)",
-    ),
-    Setting(
-        "uneven",
-        "auto",
-        ("auto", "pad", "join", "stop", "off"),
-        "ranks with different numbers of batches: auto (pad or join in FunASR, SpeechBrain and WeNet), pad (shorter"
-        " ranks repeat batches), join (they add zero gradients), stop (all at the shortest), off; each of pad and join"
-        " falls back to the other",
-    ),
-    Setting("memory", "on", ("on", "off"), "keep every batch within the toolkit's length limits and batch budgets"),
-    Setting(
-        "cache",
-        "off",
-        ("off",),
-        "release cached GPU memory every so many optimizer steps, or off",
-        "an integer",
-        _is_positive,
-    ),
-    Setting(
-        "seed",
-        "auto",
-        ("auto",),
-        "seed of decisions that ranks share: auto (from rank 0's torch generator) or an integer",
-        "an integer",
-        _is_integer,
-    ),
-    Setting(
-        "timeout",
-        "60",
-        (),
-        "how long ranks wait for one that runs without ddpfix",
-        "seconds (up to a week)",
-        _is_seconds,
-    ),
-    Setting(
-        "divergence",
-        "warn",
-        ("warn", "error", "off"),
-        "replicas that differ, compared after steps 1, 2, 4, 8, then every 200 or more: warn (says which rank, since"
-        " when, where), error (ends the job), off, an integer (warn, at least so many steps apart)",
-        "an integer",
-        _is_positive,
-    ),
-    Setting(
-        "bypass",
-        "auto",
-        ("auto", "route", "off"),
-        "training forwards of model.module, whose gradients DDP does not average: auto (sent through the wrapper where"
-        " a toolkit's recipes do this), route (always sent through the wrapper), off",
-    ),
-    Setting(
-        "trace",
-        "off",
-        ("off",),
-        "folder of the trace, with one file a rank and one row for each optimizer step (docs/trace.md), or off",
-        "a folder",
-        _is_folder,
-        _absolute,
-    ),
-    Setting(
-        "hang",
-        "300",
-        ("off",),
-        "seconds of waiting in a collective after which one paragraph says where each rank is (half of the process"
-        " group's own time-out, where that is shorter), or off",
-        "seconds (up to a week)",
-        _is_seconds,
-    ),
-    Setting(
-        "hang_exit",
-        "off",
-        ("off",),
-        "seconds after that paragraph until waiting ranks are ended, or off (they wait on, as in plain torch)",
-        "seconds (up to a week)",
-        _is_seconds,
-    ),
-    Setting("log", "info", ("debug", "info", "warning", "error", "off"), "what ddpfix prints on stderr"),
+    Setting("unused", "auto", ("auto", "find", "late", "static", "off")),
+    Setting("layerdrop", "sync", ("sync", "off", "stock")),
+    Setting("overrides", "apply", ("apply", "off")),
+    Setting("untested", "unchanged", ("unchanged", "off")),
+    Setting("uneven", "auto", ("auto", "pad", "join", "stop", "off")),
+    Setting("memory", "on", ("on", "off")),
+    Setting("cache", "off", ("off",), _COUNT),
+    Setting("seed", "auto", ("auto",), _INTEGER),
+    Setting("timeout", "60", (), _SECONDS),
+    Setting("divergence", "warn", ("warn", "error", "off"), _COUNT),
+    Setting("bypass", "auto", ("auto", "route", "off")),
+    Setting("trace", "off", ("off",), _FOLDER),
+    Setting("hang", "300", ("off",), _SECONDS),
+    Setting("hang_exit", "off", ("off",), _SECONDS),
+    Setting("log", "info", ("debug", "info", "warning", "error", "off")),
 )
+_MEANINGS = {
+    "unused": "parameters without a gradient: auto (find where a model is known to need it, else late), find"
+    " (find_unused_parameters=True), late (completes reductions after each backward), static (static_graph=True), off"
+    " (never touched)",
+    "layerdrop": "LayerDrop: sync (all ranks skip the same layers), off (no layer is ever skipped), stock (as shipped)",
+    "overrides": "settings that a toolkit drops: apply (they take effect, or a warning names them), off",
+    "untested": "untested releases of a toolkit: unchanged (a fix is applied where the code that it needs is"
+    " unchanged), off (no fix is applied)",
+    "uneven": "ranks with different numbers of batches: auto (pad or join in FunASR, SpeechBrain and WeNet), pad"
+    " (shorter ranks repeat batches), join (they add zero gradients), stop (all at the shortest), off; each of pad and"
+    " join falls back to the other",
+    "memory": "keep every batch within the toolkit's length limits and batch budgets",
+    "cache": "release cached GPU memory every so many optimizer steps, or off",
+    "seed": "seed of decisions that ranks share: auto (from rank 0's torch generator) or an integer",
+    "timeout": "how long ranks wait for one that runs without ddpfix",
+    "divergence": "replicas that differ, compared after steps 1, 2, 4, 8, then every 200 or more: warn (says which"
+    " rank, since when, where), error (ends the job), off, an integer (warn, at least so many steps apart)",
+    "bypass": "training forwards of model.module, whose gradients DDP does not average: auto (sent through the wrapper"
+    " where a toolkit's recipes do this), route (always sent through the wrapper), off",
+    "trace": "folder of the trace, with one file a rank and one row for each optimizer step (docs/trace.md), or off",
+    "hang": "seconds of waiting in a collective after which one paragraph says where each rank is (half of the process"
+    " group's own time-out, where that is shorter), or off",
+    "hang_exit": "seconds after that paragraph until waiting ranks are ended, or off (they wait on, as in plain torch)",
+    "log": "what ddpfix prints on stderr",
+}
