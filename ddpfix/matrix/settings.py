@@ -179,7 +179,7 @@ class _Reader:
         ours = ((name, value) for name, value in environ.items() if name.upper().startswith(PREFIX))
         for variable, value in ours:
             patch = self.by_variable.get(variable.upper()) or _now(gone.of_variable(variable))
-            if patch in self.by_variable.values() is not None and value.strip().lower() in ("0", "false", "off"):
+            if patch in self.by_variable.values() and value.strip().lower() in ("0", "false", "off"):
                 self.switches[patch] = "0"
                 self.sources[patch] = variable
 
