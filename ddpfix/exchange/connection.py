@@ -38,16 +38,14 @@ class Connection:
     def __init__(self, store: Any, own: bool = True) -> None:
         self._original = weakref.ref(store)
         self._clone: Any = None
-        before = _sockets() if own else {}
+        before = _sockets(_port(store)) if own else {}
         # The first rank, which keeps the store, may be done with the group before this one has come so far.
         self._is_lost = own and _has_ended(store)
         if own and not self._is_lost:
             self._copy(job(store))
-        new = set(_sockets().items()) - set(before.items()) if _port(self._clone) else set()
+        new = set(_sockets(_port(self._clone)).items()) - set(before.items())
         # Another thread may have opened one as well: then nobody knows which is which.
         self._socket: Optional[Tuple[int, int]] = new.pop() if len(new) == 1 else None
-        if self._socket is not None and _peer(self._socket[1]) != _port(self._clone):
-            self._socket = None
 
     def _copy(self, store: Any) -> None:
         """Open the connection in a thread: torch's client tries a server that has ended as long as collectives wait."""
@@ -111,25 +109,20 @@ def _has_ended(store: Any) -> bool:
     return False
 
 
-def _sockets() -> Dict[int, int]:
-    """Return the descriptors of this process's sockets, by the number that the system gives each socket once."""
+def _sockets(port: Optional[int]) -> Dict[int, int]:
+    """Return the descriptors of this process's connections to a port, by the number that the system gives each once."""
     found: Dict[int, int] = {}
     names: List[str] = []
     with contextlib.suppress(OSError):
-        names = System.listdir("/proc/self/fd") if _CLOSED else names
+        names = System.listdir("/proc/self/fd") if _CLOSED and port else names
     for name in names:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, IndexError, TypeError):
             about = System.fstat(int(name))
             if stat.S_ISSOCK(about.st_mode):
-                found[about.st_ino] = int(name)
+                with socket.socket(fileno=os.dup(int(name))) as other:
+                    if other.getpeername()[1] == port:
+                        found[about.st_ino] = int(name)
     return found
-
-
-def _peer(descriptor: int) -> Optional[int]:
-    """Return the port to which a socket is connected."""
-    with contextlib.suppress(OSError, IndexError, TypeError), socket.socket(fileno=os.dup(descriptor)) as other:
-        return int(other.getpeername()[1])
-    return None
 
 
 def _is_closed(number: int, descriptor: int) -> bool:

@@ -28,33 +28,22 @@ class Loading(NamedTuple):
 
 def of(iterator: Any) -> Loading:
     """Return the state of an iterator of torch's ``DataLoader``."""
-    return Loading(int(getattr(iterator, "_num_yielded", 0)), _epoch(iterator), _workers(iterator))
+    epoch: Optional[int] = None
+    with contextlib.suppress(Exception):
+        sampler = iterator._index_sampler
+        found = getattr(getattr(sampler, "sampler", sampler), "epoch", None)
+        epoch = found if type(found) is int and found else None
+    workers, told = list(getattr(iterator, "_workers", ())), []
+    for number, worker in enumerate(workers):
+        state = processes.in_words(processes.lasting(worker.pid or 0))
+        told += [f"its loader worker {number} (process {worker.pid}) {state}"] if state else []
+    if workers and not told:
+        told = [f"its {len(workers)} loader workers are alive"]
+    return Loading(int(getattr(iterator, "_num_yielded", 0)), epoch, "; ".join(told))
 
 
 def alive() -> List[Loading]:
     """Return the state of each iterator that is in use."""
     module: Any = sys.modules.get("torch.utils.data.dataloader")
     kind = getattr(module, "_BaseDataLoaderIter", None)
-    if kind is None:
-        return []
-    return [of(each) for each in gc.get_objects() if issubclass(type(each), kind)]
-
-
-def _epoch(iterator: Any) -> Optional[int]:
-    with contextlib.suppress(Exception):
-        sampler = iterator._index_sampler
-        found = getattr(getattr(sampler, "sampler", sampler), "epoch", None)
-        return found if type(found) is int and found else None
-    return None
-
-
-def _workers(iterator: Any) -> str:
-    told: List[str] = []
-    workers = list(getattr(iterator, "_workers", ()))
-    for number, worker in enumerate(workers):
-        state = processes.in_words(processes.lasting(worker.pid or 0))
-        if state:
-            told.append(f"its loader worker {number} (process {worker.pid}) {state}")
-    if workers and not told:
-        return f"its {len(workers)} loader workers are alive"
-    return "; ".join(told)
+    return [] if kind is None else [of(each) for each in gc.get_objects() if issubclass(type(each), kind)]
