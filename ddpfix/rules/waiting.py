@@ -24,18 +24,15 @@ _EARLY = (
     " together (all_reduce a flag)"
 )
 _SOME_ONLY = f"A collective on some ranks only (a log, a metric, a save)? {ON_ALL_RANKS}"
-_HINTS = {
-    "stopped": "kill -CONT resumes it",
-    "traced": "A debugger holds it: ddpfix ends no process",
-    "silent": "C code that holds the GIL, a machine that is down, or a program without ddpfix?",
-}
-
-
+# How a rank is that does not answer, and what to do.
 _ABSENT = {
-    facts.GONE: "ended without a word: {} has exited",
-    facts.STOPPED: "is stopped (SIGSTOP): {}",
-    facts.TRACED: "is held by a debugger: {}",
-    facts.SILENT: "does not answer: {}",
+    facts.GONE: ("ended without a word: {} has exited", ""),
+    facts.STOPPED: ("is stopped (SIGSTOP): {}", "kill -CONT resumes it"),
+    facts.TRACED: ("is held by a debugger: {}", "A debugger holds it: ddpfix ends no process"),
+    facts.SILENT: (
+        "does not answer: {}",
+        "C code that holds the GIL, a machine that is down, or a program without ddpfix?",
+    ),
 }
 _LEAVES = {facts.LEFT: "has left its process group", facts.FAILED: "has failed"}
 _RETURNS = "has reached the end of its program"
@@ -48,19 +45,17 @@ def kind(each: Position) -> str:
 
 def describe_absent(how: str, those: Sequence[SilentRank], waiting: Sequence[Position]) -> Finding:
     """Ranks that do not answer."""
-    ranks = [each.rank for each in those]
-    told = ";\n".join(f"rank {each.rank} {_away(each)}" for each in those[:3])
+    told: List[str] = []
+    for each in those[:3]:
+        end, process = each.end, each.process or "ddpfix is not active there"
+        away = _LEAVES.get(end.how, _RETURNS) + _after(end.step) if end else _ABSENT[how][0].format(process)
+        told.append(f"rank {each.rank} {away}")
+    ranks, end = [each.rank for each in those], those[0].end
     more = f"; likewise {several(ranks[3:])}" if len(ranks) > 3 else ""
-    end = those[0].end
     is_uneven = end is not None and _is_behind(end.step, waiting)
-    advice = _uneven(waiting) if is_uneven else those[0].hint or _HINTS.get(how, "")
-    return Finding(UNEVEN if is_uneven else ABSENT, ranks, f"{told}{more};\n{_waiters(waiting)}", advice=advice)
-
-
-def _away(each: SilentRank) -> str:
-    if each.end is not None:
-        return f"{_LEAVES.get(each.end.how, _RETURNS)}{f' after step {each.end.step}' if each.end.step else ''}"
-    return _ABSENT[each.how].format(each.process or "ddpfix is not active there")
+    advice = _uneven(waiting) if is_uneven else those[0].hint or ("" if end else _ABSENT[how][1])
+    text = ";\n".join(told)
+    return Finding(UNEVEN if is_uneven else ABSENT, ranks, f"{text}{more};\n{_waiters(waiting)}", advice=advice)
 
 
 def _uneven(waiting: Sequence[Position]) -> str:
@@ -76,9 +71,8 @@ def describe_late(those: Sequence[Position], waiting: Sequence[Position]) -> Fin
     """Ranks that the others wait for."""
     first = those[0]
     cause, advice = _cause(first, waiting)
-    told, loop = f"{_late(those)};\n{_waiters(waiting)}", _left(first, waiting) if cause == UNEVEN else ""
-    if loop:
-        told += f".\n{several([first.rank]).capitalize()} {_is_past(loop, [first.rank], waiting)}"
+    past = _past([first], waiting) if cause == UNEVEN else ""
+    told = f"{_late(those)};\n{_waiters(waiting)}" + (f".\n{past}" if past else "")
     return Finding(cause, [each.rank for each in those], told, advice=advice)
 
 
@@ -91,7 +85,7 @@ def _late(those: Sequence[Position]) -> str:
 
 def _one(each: Position) -> str:
     if each.phase == facts.ENDED:
-        return f"the main thread of rank {each.rank} has ended{_after(each)}"
+        return f"the main thread of rank {each.rank} has ended{_after(each.step)}"
     how = "is" if each.moving else "has been"
     seconds = each.since if each.moving else each.still
     for_ = f"and has begun no collective for {seconds:.0f} s" if each.moving else f"for {seconds:.0f} s"
@@ -121,8 +115,8 @@ def _since(each: Position) -> str:
     return f" since step {each.step}{batch}{epoch}" if each.step else f"{batch}{epoch}"
 
 
-def _after(each: Position) -> str:
-    return f" after step {each.step}" if each.step else ""
+def _after(step: Optional[int]) -> str:
+    return f" after step {step}" if step else ""
 
 
 def _waiters(waiting: Sequence[Position]) -> str:
@@ -179,28 +173,26 @@ def _is_past_its_data(each: Position, waiting: Sequence[Position]) -> bool:
     """Return whether a rank is done with its loop while others have one more step."""
     if not _is_behind(each.step, waiting):
         return False
-    if _left(each, waiting):
+    if _past([each], waiting):
         return True
     is_out = any(other.loads for other in waiting) and not each.loads
     return each.phase == facts.ENDED or (is_out and each.phase in (facts.OTHER, facts.COLLECTIVE))
 
 
-def _left(each: Position, others: Sequence[Position]) -> str:
-    """Return the line of the loop that a rank is past and all of the others are in; "" where there is no such loop."""
-    found = [left_loop(each.loops, other.loops) for other in others]
-    # In a loop around it, the others may be in a later turn, and what this rank does is asked of it alone.
-    same = [
-        loop is not None and (not loop[2] or each.epoch is not None and each.epoch == other.epoch)
-        for loop, other in zip(found, others)
-    ]
-    first = found[0] if found else None
-    return f"{os.path.basename(first[0])}:{first[1]}" if first is not None and all(same) else ""
-
-
-def _is_past(loop: str, ranks: Sequence[int], others: Sequence[Position]) -> str:
-    verb = "is" if len(ranks) == 1 else "are"
-    still = several([each.rank for each in others])
-    return f"{verb} past the loop of {loop}, which {still} {'is' if len(others) == 1 else 'are'} still in"
+def _past(those: Sequence[Position], others: Sequence[Position]) -> str:
+    """Return that ranks are past the loop that all of the others are in; "" where there is no such loop."""
+    first = those[0]
+    found = [left_loop(first.loops, other.loops) for other in others]
+    for loop, other in zip(found, others):
+        # In a loop around it, the others may be in a later turn, and what this rank does is asked of it alone.
+        if loop is None or (loop[2] and (first.epoch is None or first.epoch != other.epoch)):
+            return ""
+    if not found or found[0] is None:
+        return ""
+    who, still = (several([each.rank for each in ranks]) for ranks in (those, others))
+    are, are_still = ("is" if len(ranks) == 1 else "are" for ranks in (those, others))
+    line = f"{os.path.basename(found[0][0])}:{found[0][1]}"
+    return f"{who.capitalize()} {are} past the loop of {line}, which {still} {are_still} still in"
 
 
 def _reading(each: Position) -> str:
@@ -222,10 +214,8 @@ def describe_mismatch(kinds: Sequence[Sequence[Position]]) -> Finding:
     if len({each.what for each in [*odd, *rest]}) == 1:
         return Finding(MISMATCH, ranks, told, advice="The calls differ in size or rank")
     behind, ahead = _in_order(odd, rest)
-    first = [each.rank for each in behind]
-    loop = _left(behind[0], ahead) if behind else ""
-    if loop:
-        past = f"{several(first).capitalize()} {_is_past(loop, first, ahead)}"
+    first, past = [each.rank for each in behind], _past(behind, ahead) if behind else ""
+    if past:
         return Finding(UNEVEN, first, f"{told}.\n{past}", advice=_uneven(ahead))
     if any(each.loads for each in ahead) and not any(each.loads for each in behind):
         out = f"{several(first).capitalize()} left the loop over the data first"
