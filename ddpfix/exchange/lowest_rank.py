@@ -33,51 +33,46 @@ def report(name: str, text: str, warns: bool = False) -> None:
         return
     (log.warning if warns else log.info)(text)
     store = default_store()
-    if store is not None and not (log.first_rank() and _rank()):
-        _PENDING.append(_Report(store, name, text, warns))
+    if store is not None:
+        from torch import distributed
+
+        rank = int(distributed.get_rank())
+        if not (log.first_rank() and rank):
+            _PENDING.append(_Report(store, rank, name, text, warns))
 
 
 def flush() -> None:
     """Log what is pending: the process group or the program is about to end."""
     while _PENDING:
-        _PENDING.pop().end()
-
-
-def _rank() -> int:
-    from torch import distributed
-
-    return int(distributed.get_rank())
+        pending = _PENDING.pop()
+        pending.ends.set()
+        pending.thread.join(_SHORT)
 
 
 class _Report:
     """One line of this rank, and the thread that asks the store."""
 
-    def __init__(self, store: Any, name: str, text: str, warns: bool) -> None:
+    def __init__(self, store: Any, rank: int, name: str, text: str, warns: bool) -> None:
         # Not kept alive: see ddpfix.exchange.keys.
-        self._store, self._rank = weakref.ref(store), _rank()
-        self._name, self._text, self._warns = f"lowest/{name}", text, warns
-        self._ends = threading.Event()
-        self._thread = Background(self._run)
-
-    def end(self) -> None:
-        self._ends.set()
-        self._thread.join(_SHORT)
+        self._store, self._rank, self._name = weakref.ref(store), rank, f"lowest/{name}"
+        self._text, self._warns, self.ends = text, warns, threading.Event()
+        self.thread = Background(self._run)
 
     def _run(self) -> None:
         # The process that keeps the store may have ended; then nobody knows, and the line is not lost.
         is_lowest = self._rank > 0
         with contextlib.suppress(Exception):
-            is_lowest = self._lowest() == self._rank > 0
+            is_lowest = self._is_lowest() and is_lowest
             if is_lowest:
-                for pause in _LOOKS if self._ends.wait(_WAIT) else (0.0,):
+                for pause in _LOOKS if self.ends.wait(_WAIT) else (0.0,):
                     System.pause(pause)
-                    is_lowest = is_lowest and self._lowest() == self._rank
+                    is_lowest = is_lowest and self._is_lowest()
         with contextlib.suppress(ValueError):
             _PENDING.remove(self)
         if is_lowest:
             log.from_rank(self._rank, self._text, self._warns)
 
-    def _lowest(self) -> int:
-        """Return the lowest rank that has left its number, this one at the latest."""
+    def _is_lowest(self) -> bool:
+        """Return whether no lower rank has left its number; this one has."""
         store = self._store()
-        return self._rank if store is None else be_lowest(keys(store, self._name), "rank", self._rank)
+        return store is None or be_lowest(keys(store, self._name), "rank", self._rank) == self._rank
