@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix import log
 from ddpfix.groups.internals import group_store as group_store
@@ -22,18 +22,17 @@ _TOGETHER = 64
 _LOOKS = 10_000
 
 
-class _Session:
+class _Session(NamedTuple):
     """The counters of this process for one default process group; the next group begins with new ones.
 
-    Args:
+    Attributes:
         generation: how often this rank has announced itself to the server behind the store, this time included. A
             server may outlive a group (that of torch elastic), and nothing of that group may be read.
     """
 
-    def __init__(self, generation: int) -> None:
-        self.generation = generation
-        self.counts: Dict[str, int] = {}
-        self.remembered: Dict[str, int] = {}
+    generation: int
+    counts: Dict[str, int]
+    remembered: Dict[str, int]
 
 
 # By the store object of the default group, and weak: a store that is kept alive keeps its port, which the next group
@@ -103,8 +102,8 @@ def _begun(store: Any) -> _Session:
         store.check([_NO_KEY])
     if is_programs():
         store.delete_key(_NO_KEY)
-        return _Session(0)
-    return _Session(_marks(store).add(str(distributed.get_rank()), 1))
+        return _Session(0, {}, {})
+    return _Session(_marks(store).add(str(distributed.get_rank()), 1), {}, {})
 
 
 def is_here(store: Any, rank: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ddpfix.rules.finding import runs
@@ -52,7 +53,7 @@ class Group(NamedTuple):
 
 def collapsed(names: Sequence[str], every: Sequence[str]) -> List[Group]:
     """Parameters by the highest module all of whose parameters are among them, or by the module that holds them."""
-    total, found = _counts(every), _counts(names)
+    total, found = (Counter(module for name in given for module in _above(name)) for given in (every, names))
     groups: Dict[str, List[str]] = {}
     whole: Dict[str, bool] = {}
     for name in names:
@@ -61,14 +62,6 @@ def collapsed(names: Sequence[str], every: Sequence[str]) -> List[Group]:
         groups.setdefault(module, []).append(name)
         whole[module] = found[module] == total.get(module)
     return [Group(module, held, whole[module]) for module, held in groups.items()]
-
-
-def _counts(names: Sequence[str]) -> Dict[str, int]:
-    counts: Dict[str, int] = {}
-    for name in names:
-        for module in _above(name):
-            counts[module] = counts.get(module, 0) + 1
-    return counts
 
 
 def _above(name: str) -> List[str]:
