@@ -49,6 +49,7 @@ GONE: Dict[str, str] = {
     "ddpfix.probe": "python -m ddpfix probe train.py observes the steps of a script, and needs no change of it",
     "wenet.failures": "torch.failures says on every rank which rank failed first, and with which error",
     "ddpfix top": "python -m ddpfix report DIR makes a page of a job that runs, too",
+    "ddpfix report --open": "open the page in a browser: it is one file",
     "ddpfix report --tensorboard": "python -m ddpfix report DIR --json FILE has the same numbers",
     "ddpfix demo --model": "the demo trains a WavLM",
     "ddpfix demo --loop": "the demo has a plain DDP loop; python -m ddpfix run starts any other script",

@@ -1,15 +1,20 @@
-"""Reads a trace, also one whose ranks were killed: what is incomplete at the end of a file is dropped."""
+"""Reads a trace, also one whose ranks were killed: what is incomplete at the end of a file is dropped.
+
+What is read has the kinds of values that the format has: whoever uses it need not ask.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpfix.trace import schema
 
 Row = Dict[str, Any]
+# What is larger is no time and no size, and sums of it have no end.
+_LARGEST = 1e30
 
 
 class TraceError(ValueError):
@@ -22,10 +27,9 @@ class Run:
 
     Attributes:
         rank: from the name of the file.
-        header: the ``run`` line, with ``patches`` from a later line if there is one.
+        header: the ``run`` line.
         models: ``model`` lines, by the order in which the models were wrapped.
         begins: ``begin`` lines: steps under way, with the shape of their batch.
-        stalls: ``at`` lines: where the rank was when it had been at one place for some seconds.
         end: the ``end`` line; None if the process was killed, or still runs.
         steps: the columns of :data:`~ddpfix.trace.schema.COLUMNS`, of equal length; None where a value is missing.
     """
@@ -37,7 +41,6 @@ class Run:
     begins: List[Row] = field(default_factory=list)
     events: List[Row] = field(default_factory=list)
     settings: List[Row] = field(default_factory=list)
-    stalls: List[Row] = field(default_factory=list)
     end: Optional[Row] = None
     steps: Dict[str, List[Any]] = field(default_factory=lambda: {name: [] for name in schema.NAMES})
 
@@ -121,25 +124,42 @@ def _parse(file: Path, number: int, line: bytes) -> Row:
     if row["kind"] == schema.RUN and row.get("version") != schema.VERSION:
         found = str(row.get("version"))[:40]
         raise TraceError(f"{file}, line {number}: trace format {found} is not supported (only {schema.VERSION})")
+    for name, kind in schema.FIELDS.get(row["kind"], {}).items():
+        value = row.get(name)
+        if not (_IS[kind](value) if value is not None else name != "step" or row["kind"] != schema.STEP):
+            raise TraceError(f"{file}, line {number}: {name} is {str(value)[:40]}, which is no {kind}")
     return row
 
 
 def _add(run: Run, row: Row) -> None:
     """Put one line where it belongs; kinds that are not known are left out."""
     kind = row.pop("kind")
-    lists = {
-        schema.MODEL: run.models,
-        schema.BEGIN: run.begins,
-        schema.EVENT: run.events,
-        schema.SETTING: run.settings,
-        schema.AT: run.stalls,
-    }
+    lists = {schema.MODEL: run.models, schema.BEGIN: run.begins, schema.EVENT: run.events, schema.SETTING: run.settings}
     if kind == schema.STEP:
         for name in schema.NAMES:
             run.steps[name].append(row.get(name))
-    elif kind in (schema.RUN, schema.PATCHES):
+    elif kind == schema.RUN:
         run.header.update(row)
     elif kind == schema.END:
         run.end = row
     elif kind in lists:
         lists[kind].append(row)
+
+
+def _is_list(value: Any, of: Callable[[Any], bool]) -> bool:
+    return type(value) is list and all(map(of, value))
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+_IS: Dict[str, Callable[[Any], bool]] = {
+    "int": _is_int,
+    "float": lambda value: type(value) in (int, float) and -_LARGEST < value < _LARGEST,
+    "ints": lambda value: _is_list(value, _is_int),
+    "text": lambda value: type(value) is str,
+    "texts": lambda value: _is_list(value, _IS["text"]),
+    "table": lambda value: type(value) is dict,
+    "tables": lambda value: _is_list(value, _IS["table"]),
+}

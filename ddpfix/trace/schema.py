@@ -1,37 +1,20 @@
-"""What a trace consists of: the file of a rank, the kinds of its lines, and the columns of a step."""
+"""What a trace consists of: the file of a rank, the kinds of its lines, and what each of them has."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 VERSION = 1
-# The kinds of lines in the .jsonl of a rank.
-RUN, MODEL, BEGIN, STEP, EVENT, SETTING, PATCHES, AT, END = (
-    "run",
-    "model",
-    "begin",
-    "step",
-    "event",
-    "setting",
-    "patches",
-    "at",
-    "end",
-)
 # Bytes of the file of a rank, at most.
 LIMIT = 64 * 2**20
-# Where a rank is, as lines of the kind "at" and the columns of times name it.
-DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = "data", "forward", "backward", "optimizer", "other"
+# The kinds of lines in the .jsonl of a rank.
+RUN, MODEL, BEGIN, STEP, EVENT, SETTING, END = "run", "model", "begin", "step", "event", "setting", "end"
 
 
 class Column(NamedTuple):
-    """One column of the step rows.
-
-    Attributes:
-        kind: ``int``, ``float`` or ``ints`` (a list of integers).
-        unit: of its values; "" for a number without one.
-    """
+    """One column of the step rows; ``kind`` is one of those of :data:`FIELDS`, ``unit`` that of its values."""
 
     name: str
     kind: str
@@ -41,8 +24,6 @@ class Column(NamedTuple):
 
 COLUMNS: Tuple[Column, ...] = (
     Column("step", "int", "", "optimizer step of this process, from 1"),
-    Column("epoch", "int", "", "epoch of the sampler, if it has one"),
-    Column("micro", "int", "", "micro-batches (backwards) in the step"),
     Column("time", "float", "unix seconds", "end of the step"),
     Column("total", "float", "seconds", "from the end of the previous step to the end of this one"),
     Column("data", "float", "seconds", "in DataLoader `__next__`"),
@@ -52,25 +33,36 @@ COLUMNS: Tuple[Column, ...] = (
     Column("optimizer", "float", "seconds", "in optimizer `step`"),
     Column("skipped", "ints", "", "skipped layers, as indices into `layers`"),
     Column("unused", "ints", "", "parameters without a gradient, as indices into `parameters`"),
-    Column("sent", "int", "bytes", "communicated gradients"),
     Column("peak", "int", "bytes", "peak memory so far: allocated on the GPU, else resident in the process"),
     Column("used", "int", "bytes", "memory at the end of the step: allocated on the GPU, else private to the process"),
     Column("reserved", "int", "bytes", "GPU memory reserved by torch"),
     Column("shape", "ints", "", "shape of the largest input tensor"),
-    Column("samples", "int", "", "samples in the step, if the DataLoader uses torch's own samplers"),
-    Column("padding", "float", "0..1", "share of the attention mask that is padding"),
-    Column("loss", "float", "", "the tensor that `backward()` was called on, summed over micro-batches"),
-    Column("norm", "float", "", "norm returned by `clip_grad_norm_`"),
-    Column("every", "int", "", "steps per row, once the file nears its limit"),
 )
 NAMES: Tuple[str, ...] = tuple(column.name for column in COLUMNS)
+# The kinds of values by name and kind of line. A line may lack each, and may have others, which nobody reads.
+FIELDS: Dict[str, Dict[str, str]] = {
+    RUN: {
+        **dict.fromkeys(("ddpfix", "python", "torch", "command", "host"), "text"),
+        **dict.fromkeys(("toolkits", "settings"), "table"),
+        "world_size": "int",
+        "pid": "int",
+        "started": "float",
+        "patches": "tables",
+    },
+    MODEL: {"layers": "texts", "parameters": "texts", "first_layer": "int", "first_parameter": "int"},
+    BEGIN: {"step": "int", "shape": "ints"},
+    STEP: {column.name: column.kind for column in COLUMNS},
+    EVENT: {"time": "float", "step": "int", "level": "text", "text": "text", "finding": "table"},
+    SETTING: {"name": "text"},
+    END: {"time": "float", "how": "text", "finding": "table"},
+}
 
 _FILE = re.compile(r"rank-(\d{5,})(?:\.(\d+))?\.jsonl")
 
 
-def lines_file(folder: Path, rank: int, attempt: Optional[int] = None) -> Path:
-    """Return the file with the lines of a rank; ``attempt`` is the number of an earlier process of this rank."""
-    return folder / f"rank-{rank:05d}{'' if attempt is None else f'.{attempt}'}.jsonl"
+def lines_file(folder: Path, rank: int) -> Path:
+    """Return the file with the lines of a rank."""
+    return folder / f"rank-{rank:05d}.jsonl"
 
 
 def rank_of(file: Path) -> Optional[Tuple[int, Optional[int]]]:

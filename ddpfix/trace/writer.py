@@ -13,11 +13,9 @@ import math
 import os
 import threading
 import time
-import weakref
 from collections import deque
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Deque, Dict, List, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.background import Background
@@ -26,9 +24,9 @@ from ddpfix.trace import schema
 Row = Dict[str, Any]
 # Seconds between two writes of the thread.
 TICK = 1.0
-# Rows whose values have not come from the GPU yet wait for so many seconds.
-PATIENCE = 10.0
-# Seconds at one place after which a line says so.
+# A value that has not come from the GPU yet; rows with one wait for so many seconds.
+PENDING, PATIENCE = object(), 10.0
+# Seconds after which a line has the step under way.
 STALL = 2.0
 # Longer texts of events are cut short.
 _LONGEST_TEXT = 4000
@@ -37,11 +35,11 @@ _MOST = 50000
 # Bytes that step rows leave for other lines.
 _RESERVE = 2**16
 # Lines that may come again and again; together they get an eighth of the bound.
-_MANY = (schema.BEGIN, schema.EVENT, schema.AT, schema.SETTING)
+_MANY = (schema.BEGIN, schema.EVENT, schema.SETTING)
 # The step of a batch that is so many times larger than all before has a line at once: at most some hundred in a run.
 _LARGER = 1.1
-# Seconds that the program waits for such a line, at most.
-_MOMENT = 0.05
+# Seconds that the program waits for such a line, at most; and for one after which it may end without a word.
+_MOMENT, _URGENT = 0.05, 0.5
 VARIABLE = "DDPFIX_TRACE"
 
 
@@ -50,20 +48,13 @@ class Writer:
 
     Args:
         folder: where it is to be; it is made if it is not there.
-        place: gives the step and the place where the program is, and since when (``time.perf_counter``).
         limit: bytes of the file.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        rank: int,
-        place: Callable[[], Tuple[int, str, float]],
-        limit: int = schema.LIMIT,
-    ) -> None:
+    def __init__(self, folder: Path, rank: int, limit: int = schema.LIMIT) -> None:
         self.folder, self.rank = folder, rank
         self.file = schema.lines_file(folder, rank)
-        self._place, self._limit = place, limit
+        self._limit = limit
         # The end of the run has to find room.
         self._room = limit - min(_RESERVE, limit // 16)
         # A disk that does not answer for hours must not fill the memory.
@@ -72,12 +63,9 @@ class Writer:
         self._number: Optional[int] = None
         self._written = self._many = 0
         self._every = 1
-        self._stalled: Tuple[int, str] = (0, "")
         # The step under way, until a line has it: its number, the shape of its batch, and when it began.
         self._begun: Optional[Tuple[int, Any, float]] = None
         self._largest, self._told, self._telling = 0.0, 0, threading.Lock()
-        # Held by whoever writes; a forked child does not write, so that it never waits for it.
-        self._lock = threading.Lock()
         self._stop, self._asked, self._answered = threading.Event(), threading.Event(), threading.Event()
         self._thread: Optional[Background] = None
         self.on = False
@@ -102,16 +90,14 @@ class Writer:
         self._lines.append({"kind": kind, **values})
 
     def row(self, row: Row) -> None:
-        """Add a step row; a value that is not there yet is a function, until the thread that trains replaces it."""
+        """Add a step row, whose wait may be PENDING until the thread that trains replaces it."""
         with self._telling:
             self._begun = None
         if self._told == row["step"] and self.on:
             # The row may come later: without this line, a kill in a later step would look like one in this step.
             self.line(schema.BEGIN, time=row["time"], step=row["step"] + 1)
-            self._write_now()
+            self._ask(_MOMENT)
         if row["step"] % self._every == 0:
-            if self._every > 1:
-                row["every"] = self._every
             self._rows.append(row)
 
     def begins(self, step: int, shape: Any) -> None:
@@ -125,7 +111,7 @@ class Writer:
         if size > self._largest * _LARGER and self.on:
             self._largest = size
             self._tell_begun()
-            self._write_now()
+            self._ask(_MOMENT)
 
     def _tell_begun(self) -> None:
         with self._telling:
@@ -134,52 +120,40 @@ class Writer:
                 self._told = begun[0]
                 self.line(schema.BEGIN, time=begun[2], step=begun[0], shape=begun[1])
 
-    def _write_now(self) -> None:
+    def urgent(self) -> None:
+        """Write the lines now: the process may end without a word."""
+        if self.on:
+            self._ask(_URGENT)
+
+    def _ask(self, seconds: float) -> None:
         """Have the thread write the lines, so that a disk that does not answer holds up nothing."""
         self._answered.clear()
         self._asked.set()
-        self._answered.wait(_MOMENT)
+        self._answered.wait(seconds)
 
     def flush(self, patient: bool = False) -> None:
         """Write everything now, without the values that have not come; if ``patient``, only what is complete."""
-        with self._lock:
-            if not self.on:
-                return
+        if self.on:
             try:
                 self._write_lines()
                 self._write_rows(patient)
             except Exception as error:
                 self._give_up(error)
 
-    def urgent(self) -> None:
-        """Write the lines now: the process may end without a word. Waits for the file at most a moment."""
-        if self._lock.acquire(timeout=0.5):
-            try:
-                if self.on:
-                    self._write_lines()
-            except OSError as error:
-                self._give_up(error)
-            finally:
-                self._lock.release()
-
     def close(self, how: Optional[str], finding: Optional[Row] = None) -> None:
-        """Write the rest and the end, and close the file."""
+        """Write the rest and the end, and close the file; nothing in a forked child, where no thread writes."""
+        if self._thread is None or not self._thread.is_alive():
+            return
         self._stop.set()
         self._asked.set()
-        if self._thread is not None:
-            self._thread.join(5.0)
-        if how is not None:
-            self.line(schema.END, time=time.time(), how=how, **({} if finding is None else {"finding": finding}))
-        self.flush()
-        with self._lock:
-            self.on = False
+        self._thread.join(5.0)
+        # A disk that has not answered will not answer now.
+        if not self._thread.is_alive():
+            if how is not None:
+                self.line(schema.END, time=time.time(), how=how, **({} if finding is None else {"finding": finding}))
+            self.flush()
             self._close_file()
-
-    def abandon(self) -> None:
-        """In a forked child: this is the file of the parent."""
         self.on = False
-        self._lock = threading.Lock()
-        self._close_file()
 
     def _run(self) -> None:
         while self.on:
@@ -188,21 +162,12 @@ class Writer:
                 return
             if is_asked:
                 self._asked.clear()
-                self.urgent()
+            begun = self._begun
+            if begun is not None and time.time() - begun[2] >= STALL:
+                self._tell_begun()
+            self.flush(patient=True)
+            if is_asked:
                 self._answered.set()
-            else:
-                self._look()
-                self.flush(patient=True)
-
-    def _look(self) -> None:
-        """Say where the program is, if it has been there for some seconds."""
-        begun = self._begun
-        if begun is not None and time.time() - begun[2] >= STALL:
-            self._tell_begun()
-        step, place, since = self._place()
-        if time.perf_counter() - since >= STALL and (step, place) != self._stalled:
-            self._stalled = step, place
-            self.line(schema.AT, time=time.time(), step=step, phase=place)
 
     def _write_lines(self) -> None:
         if not self.file.exists():
@@ -234,10 +199,10 @@ class Writer:
             if patient and (len(self._rows) == 1 and age < 0.5 * TICK):
                 break
             # The thread that trains puts the values in when they have come.
-            if patient and age < PATIENCE and any(map(callable, list(row.values()))):
+            if patient and age < PATIENCE and row.get("wait") is PENDING:
                 break
             self._rows.popleft()
-            rows.append({name: row[name] for name in schema.NAMES if _is_value(row.get(name))})
+            rows.append({name: row[name] for name in schema.NAMES if row.get(name) not in (None, PENDING)})
         return rows
 
     def _thin(self) -> None:
@@ -279,10 +244,6 @@ def _put_aside(file: Path) -> None:
     file.rename(aside)
 
 
-def _is_value(value: Any) -> bool:
-    return value is not None and not callable(value)
-
-
 def _encoded(line: Row) -> bytes:
     for part in (line, line.get("finding", {})):
         for name in ("text", "where", "cause"):
@@ -290,30 +251,3 @@ def _encoded(line: Row) -> bytes:
             if isinstance(text, str) and len(text) > _LONGEST_TEXT:
                 part[name] = text[:_LONGEST_TEXT] + "..."
     return (json.dumps(line, separators=(",", ":"), default=str) + "\n").encode("utf-8")
-
-
-# Children that are forked (workers of a loader) leave the files of their parent alone.
-_OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def watch(owner: Any) -> None:
-    """Have ``owner.forked()`` called in forked children."""
-    _OPEN.add(owner)
-    _watch_forks()
-
-
-@lru_cache(maxsize=None)
-def _watch_forks() -> None:
-    """Set Python's hook at forks: once a process, because Python cannot take it back."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_forked)
-
-
-def forget(owner: Any) -> None:
-    _OPEN.discard(owner)
-
-
-def _forked() -> None:
-    for owner in list(_OPEN):
-        owner.forked()
-    _OPEN.clear()

@@ -12,7 +12,6 @@ from ddpfix.patches.torch.internals import autograd
 from ddpfix.patches.torch.pipeline import backward, ddp
 from ddpfix.patches.torch.pipeline.optimizers import Steps
 from ddpfix.patches.torch.pipeline.order import Shared
-from ddpfix.patches.torch.tracing import async_values
 from ddpfix.patches.torch.unused import accumulation, skipped_layers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -88,20 +87,6 @@ def test_a_backward_in_a_thread_is_noticed_while_another_one_runs() -> None:
         thread.join()
         assert site.undo() == []
     assert len(seen.errors) == 1
-
-
-def test_a_value_is_waited_for_on_the_stream_of_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU: what torch is asked for."""
-    recorded: List[Any] = []
-    event = SimpleNamespace(record=lambda *stream: recorded.append(stream), query=lambda: True)
-    device = SimpleNamespace(type="cuda", index=1)
-    monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"the stream of cuda:{device.index}")
-    ring = async_values.Ring.__new__(async_values.Ring)
-    ring._host, ring._next = torch.zeros(4, dtype=torch.float64), 0
-    value = ring.copy(SimpleNamespace(device=device, detach=lambda: torch.tensor([3.0])))
-    assert value is not None and value() == 3.0
-    assert recorded == [("the stream of cuda:1",)]
 
 
 def test_what_a_model_skips_is_followed_without_the_patch_before_torch_2_4(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ DIAGNOSIS = Finding(
     f"paste this line (without an edit: DDPFIX_UNUSED=late):\n{CODE}",
 )
 FAILED = endings.failed([1], 8, ERROR, "2 parameters got no gradient: rare")
-OTHERS = ("layers", "time", "memory", "unused", "loss")
+OTHERS = ("layers", "time", "memory", "unused")
 
 
 def event(found: Finding, time: float, level: str = "error") -> Dict[str, Any]:
@@ -147,7 +147,7 @@ def test_a_killed_run_names_the_step_under_way_and_is_not_ok(tmp_path: Path) -> 
 
 def test_the_batch_behind_the_largest_rise_of_memory_is_named() -> None:
     def record(step: int, mib: int, *shape: int) -> Dict[str, Any]:
-        return {"bytes": mib << 20, "step": step, "rank": 1, "shape": list(shape), "padding": None}
+        return {"bytes": mib << 20, "step": step, "rank": 1, "shape": list(shape)}
 
     memory = {
         "of": "cpu",

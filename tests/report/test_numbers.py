@@ -8,11 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List
 
-import numpy as np
 import pytest
 
 from ddpfix.cli.report import compare, figures, findings, summary
-from ddpfix.cli.report.grids import Grid, Series, Timeline
 from tests.support import traces
 from tests.support.traces import GIB, Row
 
@@ -27,7 +25,6 @@ def wild(rank: int, step: int, row: Row) -> None:
     row["peak"] = int(dice.uniform(1, 2 + step / 10) * GIB)
     row["skipped"] = sorted(dice.sample(range(6), 2)) if dice.random() < 0.5 else [1]
     row["unused"] = sorted({0, *dice.sample(range(24), 3)})
-    row["loss"] = dice.uniform(0, 5)
     if dice.random() < 0.1:
         del row["wait"]
     if dice.random() < 0.1:
@@ -135,10 +132,10 @@ def test_steps_in_which_ranks_skip_different_layers(run: Any) -> None:
     assert layers["compared_steps"] == compared
     assert layers["disagreed_steps"] == [len(parted.get(layer, [])) for layer in range(6)]
     assert layers["steps_with_disagreement"] == len(set().union(*parted.values()))
-    width = layers["columns"][0][1]
+    width = data["columns"][0][1]
     for layer in range(6):
         where = [(step - 1) // width for step in parted.get(layer, [])]
-        assert layers["disagreed"][layer] == [where.count(column) for column in range(len(layers["columns"]))]
+        assert layers["disagreed"][layer] == [where.count(column) for column in range(len(data["columns"]))]
 
 
 def test_how_often_a_layer_was_skipped_by_rank_and_step(run: Any) -> None:
@@ -146,7 +143,7 @@ def test_how_often_a_layer_was_skipped_by_rank_and_step(run: Any) -> None:
     layers = data["layers"]
     for layer in range(6):
         for (low, high), shares in zip(layers["rank_rows"], layers["skipped"][layer]):
-            for (first, last), share in zip(layers["columns"], shares):
+            for (first, last), share in zip(data["columns"], shares):
                 told = [
                     row for rank in range(low, high + 1) for row in rows[rank][first - 1 : last] if "skipped" in row
                 ]
@@ -161,7 +158,7 @@ def test_peaks_and_the_batches_that_made_them(run: Any) -> None:
     last = data["memory"]["records"][-1]
     step, rank, row = next(each for each in order if each[2]["peak"] == most)
     assert (last["bytes"], last["step"], last["rank"]) == (most, step, rank)
-    assert (last["shape"], last["padding"]) == (row["shape"], row["padding"])
+    assert last["shape"] == row["shape"]
     assert [record["bytes"] for record in data["memory"]["records"]] == sorted(
         record["bytes"] for record in data["memory"]["records"]
     )
@@ -180,49 +177,10 @@ def test_parameters_without_a_gradient(run: Any) -> None:
     assert (data["unused"]["always"], data["unused"]["sometimes"]) == (1, 23)
 
 
-def test_the_loss(run: Any) -> None:
-    data, rows = run
-    for column, (first, last) in enumerate(data["columns"]):
-        losses = [row["loss"] for mine in rows.values() for row in mine[first - 1 : last]]
-        found = {name: data["series"]["loss"][name][column] for name in ("mean", "low", "high")}
-        expected = {"mean": sum(losses) / len(losses), "low": min(losses), "high": max(losses)}
-        assert found == pytest.approx(expected)
-
-
 def test_the_size_does_not_grow_with_ranks_and_steps(run: Any) -> None:
     data, _ = run
     assert len(data["columns"]) <= 400 and len(data["rank_rows"]) <= 200
     assert len(data["time"]["own"]) == len(data["rank_rows"])
-
-
-def test_a_row_that_stands_for_several_steps_counts_as_many(tmp_path: Path) -> None:
-    def thin(rank: int, step: int, row: Row) -> None:
-        if step > 4:
-            row.update(every=8, forward=1.0)
-
-    data = summary.load(traces.write(tmp_path / "thin", 1, 6, change=thin))
-    # Three steps of 0.08 s and sixteen of one second.
-    assert data["time"]["mean"]["forward"] == pytest.approx((3 * 0.08 + 16) / 19)
-    assert data["time"]["per_rank"][0]["forward"] == 1.0
-    assert data["one_row_stands_for"] == 8
-
-
-@pytest.mark.parametrize("steps", [1, 7, 8, 9, 64, 1001])
-def test_a_timeline_keeps_what_was_put_in_before_it_became_coarser(steps: int) -> None:
-    timeline = Timeline(8)
-    total, most, series = Grid(timeline), Grid(timeline, how=np.fmax), Series(timeline)
-    for step in range(1, steps + 1):
-        columns, value = timeline.columns([step]), np.array([float(step)])
-        for table in (total, most):
-            table.put(0, columns, value)
-        series.put(columns, value, np.ones(1))
-    spans = [range(first, min(last, steps) + 1) for first, last in timeline.spans()]
-    assert len(spans) <= 8 and spans[-1][-1] == steps
-    assert list(total.cells[0]) == [sum(span) for span in spans]
-    assert list(most.cells[0]) == [max(span) for span in spans]
-    found = series.data()
-    assert found["mean"] == pytest.approx([sum(span) / len(span) for span in spans])
-    assert (found["low"], found["high"]) == ([min(span) for span in spans], [max(span) for span in spans])
 
 
 def sentences(folder: Path) -> str:
@@ -236,7 +194,7 @@ def test_findings_name_the_straggler_the_layers_and_the_batch(tmp_path: Path) ->
     assert "Most of the difference is data loading: 220 ms a step, other ranks 20.0 ms." in found
     assert "Ranks skipped different layers in 5" in found
     assert "GPU memory rose from 17.0 GiB in step 1 to 54.0 GiB in step 30. Largest rise: 37.0 GiB in step 30" in found
-    assert "on rank 1 (largest batch 4 \u00d7 2900 \u00d7 80, 25 % padding)." in found
+    assert "on rank 1 (largest batch 4 \u00d7 2900 \u00d7 80)." in found
     assert "All 4 ranks finished after 60 steps." in found
 
 
@@ -284,6 +242,15 @@ def test_a_few_steps_tell_nothing_about_who_is_slow(tmp_path: Path) -> None:
     assert "straggler" not in sentences(traces.write(tmp_path / "run", 2, 9, change=vary))
 
 
+def test_a_trace_that_has_reached_its_limit_says_so(tmp_path: Path) -> None:
+    folder = traces.write(tmp_path / "thin", 1, 24)
+    file = folder / "rank-00000.jsonl"
+    rows = file.read_text().splitlines()
+    # The header, the model, steps 1 to 8, and then each eighth.
+    file.write_text("\n".join([*rows[:10], rows[17], *rows[25:]]) + "\n")
+    assert "The trace reached its size limit: up to 8 steps share a row." in sentences(folder)
+
+
 def test_only_rows_that_tell_are_told_of(tmp_path: Path) -> None:
     """What got no gradient is not known of each step."""
 
@@ -312,15 +279,6 @@ def test_findings_tell_how_ranks_ended(tmp_path: Path) -> None:
     assert "No trace from rank 2 (4 ranks in all)." in found
 
 
-def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
-    def lose(rank: int, step: int, row: Row) -> None:
-        if (rank, step) in ((1, 4), (0, 7)):
-            row["loss"] = float("nan")
-
-    found = sentences(traces.write(tmp_path / "lost", 2, 9, change=lose))
-    assert "The loss was NaN or infinite in 2 rows, first in step 4 on rank 1." in found
-
-
 def test_two_runs_are_compared_by_ratios(tmp_path: Path) -> None:
     def twice(rank: int, step: int, row: Row) -> None:
         row["total"] *= 2
@@ -334,4 +292,3 @@ def test_two_runs_are_compared_by_ratios(tmp_path: Path) -> None:
     assert found["peak memory of a rank"].ratio == pytest.approx(0.5)
     parted = found["steps where ranks skipped different layers"]
     assert parted.one and (parted.two, parted.ratio) == (0, 0)
-    assert found["gradients sent per rank and step"].one == pytest.approx(4_000_000)

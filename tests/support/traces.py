@@ -44,7 +44,6 @@ def row(rank: int, step: int, layers: int, parameters: int, own_layers: bool) ->
     return {
         "kind": "step",
         "step": step,
-        "micro": 1,
         "time": 1.7e9 + step * 0.5,
         "total": 0.5,
         "data": 0.22 if slow else 0.02,
@@ -54,13 +53,9 @@ def row(rank: int, step: int, layers: int, parameters: int, own_layers: bool) ->
         "optimizer": 0.03,
         "skipped": skipped,
         "unused": unused,
-        "sent": 4_000_000,
         "peak": (17 + (37 if step >= 30 and rank == 1 else 0)) * GIB,
         "reserved": 60 * GIB,
         "shape": [4, 2900 if step == 30 and rank == 1 else 400, 80],
-        "padding": 0.25,
-        "loss": 3.0 / step + 0.01 * (rank % 8),
-        "norm": 1.0,
     }
 
 
@@ -84,13 +79,11 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     model = {
         "kind": "model",
-        "number": 0,
         "class": "WavLMForCTC",
         "first_layer": 0,
         "first_parameter": 0,
         "layers": [f"encoder.layers.{place}" for place in range(layers)],
         "parameters": [f"encoder.layers.{place * layers // parameters}.weight{place}" for place in range(parameters)],
-        "wrapped_at": 1.7e9,
     }
     for rank in range(ranks):
         rows = [header(rank, ranks, **more), model]

@@ -75,7 +75,7 @@ def train(steps: int, before: Any = None) -> Dict[str, Any]:
     batches = iter(loader)
     began = time.perf_counter()
     for step in range(1, steps + 1):
-        note: Dict[str, Any] = {"loss": [], "padding": []}
+        note: Dict[str, Any] = {"loss": []}
         for micro in range(MICRO):
             if step == READ and micro == 0 and before is None:
                 slow(batches)
@@ -86,13 +86,12 @@ def train(steps: int, before: Any = None) -> Dict[str, Any]:
             loss = wrapped(values, attention_mask=mask, used=used(step)) / MICRO
             loss.backward()
             note["loss"].append(loss.item())
-            note["padding"].append(1 - mask.float().mean().item())
             note["shape"] = list(values.shape)
         note["unused"] = [
             name for name, _ in wrapped.module.named_parameters() if not name.startswith("first")
             and int(name.split(".")[1]) not in used(step)
         ]  # fmt: skip
-        note["norm"] = float(torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 0.5))
+        torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()
         now = time.perf_counter()
@@ -101,7 +100,7 @@ def train(steps: int, before: Any = None) -> Dict[str, Any]:
         if before is not None:
             before(step)
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in wrapped.parameters())).hexdigest()
-    return {"steps": notes, "digest": digest, "bytes": 4 * sum(p.numel() for p in wrapped.parameters())}
+    return {"steps": notes, "digest": digest}
 
 
 def slow(batches: Any) -> None:
@@ -138,12 +137,9 @@ def held() -> List[Any]:
     from torch.optim import optimizer
     from torch.utils.data import dataloader
 
-    scaler: Any = sys.modules.get("torch.amp.grad_scaler") or sys.modules["torch.cuda.amp.grad_scaler"]
     return [
         torch.autograd.backward,
-        torch.nn.utils.clip_grad_norm_,
         vars(dataloader._BaseDataLoaderIter)["__next__"],
-        vars(scaler.GradScaler)["scale"],
         len(optimizer._global_optimizer_pre_hooks) + len(optimizer._global_optimizer_post_hooks),
     ]
 

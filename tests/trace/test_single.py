@@ -11,15 +11,15 @@ from typing import Any, Callable, Iterator, List
 
 import pytest
 import torch
-from ddpfix.patches.torch.internals import loaders
-from ddpfix.patches.torch.tracing import async_values
+from ddpfix.patches.torch.tracing import step_row
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 
 import ddpfix
 from ddpfix import engine, log
 from ddpfix.trace import reader
 from ddpfix.trace.reader import Run
+from ddpfix.trace.writer import PENDING
 from tests.support import ranks
 
 pytestmark = pytest.mark.patches("torch.trace")
@@ -56,31 +56,12 @@ def test_a_process_that_trains_nothing_leaves_nothing(end: End, tmp_path: Path) 
     assert not (tmp_path / "trace").exists()
 
 
-def test_samples_of_a_batch_are_known_where_the_samplers_are_torch_own() -> None:
-    def samples(loader: Any) -> Any:
-        iterator = iter(loader)
-        length = loaders.length_of(iterator)
-        return None if length is None else [loaders.samples_of(iterator, length) for _ in iterator]
-
-    class Own(BatchSampler):
-        """Batches of any size."""
-
-    data: Any = list(range(7))
-    for more in ({}, {"shuffle": True}, {"num_workers": 1}):
-        assert samples(DataLoader(data, 3, **more)) == [3, 3, 1]
-    assert samples(DataLoader(data, 3, drop_last=True)) == [3, 3]
-    assert samples(DataLoader(data, batch_sampler=Own(SequentialSampler(data), 3, False))) is None
-    assert samples(DataLoader(data, None)) is None
-
-
 def test_optimizers_that_step_one_after_the_other_share_a_row(end: End) -> None:
     one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     both = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (one, other)]
-    losses: List[float] = []
     for _ in range(3):
         loss = other(one(torch.ones(1, 2))).pow(2).sum()
         loss.backward()
-        losses.append(loss.item())
         for optimizer in both:
             optimizer.step()
             optimizer.zero_grad()
@@ -89,10 +70,9 @@ def test_optimizers_that_step_one_after_the_other_share_a_row(end: End) -> None:
         part(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     steps = end().steps
-    assert steps["step"] == [1, 2, 3, 4, 5] and steps["micro"] == [1] * 5
-    assert steps["loss"][:3] == pytest.approx(losses)
+    assert steps["step"] == [1, 2, 3, 4, 5]
     # No model is under DDP.
-    for name in ("wait", "forward", "skipped", "unused", "sent"):
+    for name in ("wait", "forward", "skipped", "unused"):
         assert steps[name] == [None] * 5, name
 
 
@@ -108,22 +88,8 @@ def test_a_closure_runs_its_backwards_within_the_step(end: End) -> None:
 
     optimizer.step(closure)  # type: ignore[arg-type]
     steps = end().steps
-    assert steps["step"] == [1] and steps["micro"][0] >= 1
+    assert steps["step"] == [1] and steps["backward"][0] > 0
     assert steps["optimizer"][0] >= 0 and steps["optimizer"][0] + steps["backward"][0] <= steps["total"][0] + 1e-5
-
-
-@pytest.mark.skipif(not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"), reason="torch 2.3 has it")
-def test_the_loss_is_the_one_before_a_gradient_scaler(end: End) -> None:
-    import torch.amp.grad_scaler
-
-    layer = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    loss = layer(torch.ones(1, 2)).pow(2).sum()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    assert end().steps["loss"] == pytest.approx([loss.item()])
 
 
 def test_a_backward_that_fails_and_one_within_another(end: End) -> None:
@@ -144,10 +110,10 @@ def test_a_backward_that_fails_and_one_within_another(end: End) -> None:
     with pytest.raises(RuntimeError, match="scalar"):
         layer(torch.ones(2, 2)).backward()
     Inner.apply(layer(torch.ones(1, 2))).sum().backward()
-    optimizer.step()
-    steps = end().steps
     # The program has called backward twice; the inner one is a part of the second.
-    assert steps["step"] == [1] and steps["micro"] == [2]
+    assert recorder().row.backwards == 2
+    optimizer.step()
+    assert end().steps["step"] == [1]
 
 
 def test_a_step_that_fails_and_one_of_a_base_class(end: End) -> None:
@@ -171,7 +137,7 @@ def test_a_step_that_fails_and_one_of_a_base_class(end: End) -> None:
         else:
             optimizer.step()
     steps = end().steps
-    assert steps["step"] == [1, 2, 3] and steps["micro"] == [1, 2, 1]
+    assert steps["step"] == [1, 2, 3]
     assert all(0 <= one <= whole for one, whole in zip(steps["optimizer"], steps["total"]))
 
 
@@ -199,7 +165,6 @@ def test_an_error_of_the_trace_does_not_reach_the_program(end: End, monkeypatch:
 
     def train() -> None:
         layer(torch.ones(1, 2)).sum().backward()
-        torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
         optimizer.step()
 
     train()
@@ -208,10 +173,11 @@ def test_an_error_of_the_trace_does_not_reach_the_program(end: End, monkeypatch:
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(running._numbers, "of_loss", broken)
+    monkeypatch.setattr(running._waits, "settle", broken)
     for _ in range(3):
         train()
     assert not running.on
+    monkeypatch.undo()
     run = end()
     assert run.steps["step"] == [1]
     assert any("ZeroDivisionError('ours')" in event["text"] for event in run.events)
@@ -235,13 +201,31 @@ def test_lines_that_ddpfix_logs_are_events(end: End) -> None:
     assert not any(text in ("nobody has asked for this", "not ours") for _, text, _ in told)
 
 
-def test_sums_of_values_that_come_later() -> None:
-    come: List[float] = []
-    total = async_values.total([1.0, lambda: come[0] if come else None, 2])
-    assert callable(total) and total() is None
-    come.append(4.0)
-    assert total() == 7.0
-    assert async_values.total([]) is None and async_values.total([1.0, 0.5]) == 1.5
+class Event:
+    """What an accelerator has come to, or not yet."""
+
+    def __init__(self, at: float, there: bool = True) -> None:
+        self.at, self.there = at, there
+
+    def query(self) -> bool:
+        return self.there
+
+    def elapsed_time(self, end: "Event") -> float:
+        if end.at < 0:
+            raise RuntimeError("events of two devices")
+        return 1000 * (end.at - self.at)
+
+
+def test_waits_come_when_the_accelerator_has_come_so_far() -> None:
+    waits, late = step_row.Waits(), Event(2.5, there=False)
+    rows: List[Any] = [{}, {}, {}, {}]
+    for row, parts in zip(rows, ([], [0.25, 0.5], [0.25, (Event(2.0), late)], [(Event(1.0), Event(-1.0))])):
+        waits.put(row, parts)
+    waits.settle()
+    assert rows == [{}, {"wait": 0.75}, {"wait": PENDING}, {"wait": PENDING}]
+    late.there = True
+    waits.settle()
+    assert rows[2:] == [{"wait": 0.75}, {"wait": None}]
 
 
 class Halves(nn.Module):

@@ -1,4 +1,4 @@
-"""The writer alone: its bound, values that come later, files that are put aside, and disks that fail."""
+"""The writer alone: its bound, waits that come later, files that are put aside, and disks that fail."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import errno
 import os
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from types import SimpleNamespace
+from typing import Any, Dict, Iterator, List
 
 import pytest
 
 from ddpfix import log
 from ddpfix.trace import reader, schema, writer
 from ddpfix.trace.writer import Writer
-
-PLACE: Tuple[int, str, float] = (7, "backward", 0.0)
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[str]]:
 
 
 def row(step: int, **more: Any) -> Dict[str, Any]:
-    return {"step": step, "time": time.time() - 1, "total": 0.25, "skipped": [1, 2], "loss": 0.5, **more}
+    return {"step": step, "time": time.time() - 1, "total": 0.25, "skipped": [1, 2], "wait": 0.5, **more}
 
 
 class Clock:
@@ -37,14 +36,16 @@ class Clock:
     def time(self) -> float:
         return self.now
 
-    perf_counter = time
 
-
-def made(folder: Path, **more: Any) -> Writer:
-    """A writer whose thread writes nothing by itself."""
-    found = Writer(folder, 0, lambda: (0, "other", time.perf_counter()), **more)
+def made(folder: Path, threaded: bool = False, **more: Any) -> Writer:
+    """A writer, by default without the thread that writes."""
+    found = Writer(folder, 0, **more)
     found.line(schema.RUN, version=schema.VERSION, rank=0)
-    assert found.open()
+    with pytest.MonkeyPatch.context() as patch:
+        if not threaded:
+            there = SimpleNamespace(is_alive=lambda: not found._stop.is_set(), join=lambda seconds: None)
+            patch.setattr(writer, "Background", lambda run: there)
+        assert found.open()
     return found
 
 
@@ -68,12 +69,11 @@ def test_a_long_run_stays_below_its_bound_and_has_rows_to_its_end(
     one.close("ended")
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= bound
     run = reader.read(tmp_path).runs[0]
-    found, every = run.steps["step"], run.steps["every"]
-    assert run.end is not None and found[:100] == list(range(1, 101)) and every[0] is None
-    assert found == sorted(found) and found[-1] > 0.9 * count
-    known = [number for number in every if number is not None]
-    assert known == sorted(known) and set(known) <= {2**power for power in range(1, 12)} and max(known) >= 4
-    assert all(step % (number or 1) == 0 for step, number in zip(found, every))
+    found = run.steps["step"]
+    assert run.end is not None and found[:100] == list(range(1, 101)) and found[-1] > 0.9 * count
+    apart = [after - before for before, after in zip(found, found[1:])]
+    # Where fewer steps get a row, the next one may be nearer.
+    assert set(apart) <= {2**power for power in range(12)} and max(apart) >= 4
 
 
 def test_events_do_not_fill_the_bound(tmp_path: Path) -> None:
@@ -86,44 +86,34 @@ def test_events_do_not_fill_the_bound(tmp_path: Path) -> None:
     assert run.steps["step"] == [1] and 50 < len(run.events) < 100 and run.end is not None
 
 
-def test_values_of_a_gpu_are_waited_for_and_order_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def later() -> Optional[float]:
-        raise AssertionError("only the thread that trains asks for a value")
-
+def test_waits_of_a_gpu_are_waited_for_and_order_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = made(tmp_path)
-    waits = row(2, loss=later)
+    waits = row(2, wait=writer.PENDING)
     for each in (row(1), waits, row(3)):
         one.row(each)
     one.flush(patient=True)
     assert steps(tmp_path)["step"] == [1]
-    waits["loss"] = 0.125
+    waits["wait"] = 0.125
     one.flush(patient=True)
-    assert steps(tmp_path)["step"] == [1, 2, 3] and steps(tmp_path)["loss"] == [0.5, 0.125, 0.5]
+    assert steps(tmp_path)["step"] == [1, 2, 3] and steps(tmp_path)["wait"] == [0.5, 0.125, 0.5]
     # One that never comes is left out after a while.
-    one.row(row(4, loss=later))
+    one.row(row(4, wait=writer.PENDING))
     monkeypatch.setattr(writer, "PATIENCE", 0.5)
     one.flush(patient=True)
     one.close("ended")
-    assert steps(tmp_path)["step"][-1] == 4 and steps(tmp_path)["loss"][-1] is None
+    assert steps(tmp_path)["step"][-1] == 4 and steps(tmp_path)["wait"][-1] is None
 
 
-def test_numbers_that_are_none_are_kept(tmp_path: Path) -> None:
-    one = made(tmp_path)
-    one.row(row(1, loss=float("nan"), norm=float("inf")))
-    one.close("ended")
-    found = steps(tmp_path)
-    assert found["loss"][0] != found["loss"][0] and found["norm"] == [float("inf")]
-
-
-def test_the_thread_writes_within_two_seconds_and_says_where_it_stands(tmp_path: Path) -> None:
-    one = Writer(tmp_path, 0, lambda: PLACE)
-    one.line(schema.RUN, version=schema.VERSION, rank=0)
-    assert one.open()
+def test_the_thread_writes_each_second_and_says_which_step_is_under_way(tmp_path: Path) -> None:
+    one = made(tmp_path, threaded=True)
+    one.begins(1, [4, 9])
     one.row(row(1))
-    time.sleep(2.2)
+    one.begins(2, [4])
+    time.sleep(3.3)
     run = reader.read(tmp_path).runs[0]
     assert run.steps["step"] == [1] and run.end is None
-    assert [(each["step"], each["phase"]) for each in run.stalls] == [(7, "backward")]
+    # The first one is larger than all before; the second one takes long.
+    assert [(row["step"], row.get("shape")) for row in run.begins] == [(1, [4, 9]), (2, None), (2, [4])]
     one.close("ended")
 
 
@@ -147,7 +137,7 @@ def test_files_of_an_earlier_process_are_put_aside(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made(tmp_path: Path, warned: List[str], how: str) -> None:
     (tmp_path / "there").write_text("")
     folder = tmp_path / "there" if how == "is a file" else tmp_path / "there" / "inside"
-    one = Writer(folder, 3, lambda: PLACE)
+    one = Writer(folder, 3)
     assert not one.open() and not one.on
     (line,) = warned
     assert f"DDPFIX_TRACE={folder}: rank 3 stopped tracing" in line and "Training continues" in line
@@ -195,7 +185,7 @@ def test_a_folder_that_vanishes_ends_the_trace_with_one_warning(tmp_path: Path, 
 
 
 def test_an_error_is_written_at_once(tmp_path: Path) -> None:
-    one = made(tmp_path)
+    one = made(tmp_path, threaded=True)
     one.line(schema.EVENT, time=0.0, step=0, level="error", text="the last words")
     one.urgent()
     assert [event["text"] for event in reader.read(tmp_path).runs[0].events] == ["the last words"]

@@ -29,7 +29,6 @@ OF_ACTIVATION: Dict[str, str] = {
     "ddpfix.exchange.lowest_rank._PENDING": "lines that wait some seconds for a lower rank: each takes itself out",
     "ddpfix.monitor.last_words._PRINTED": "the error for which hydra ends the program, which is one",
     "ddpfix.models.wrap_hooks.HOOKS": _REGISTERED,
-    "ddpfix.trace.writer._OPEN": "what the one hook at forks calls",
 }
 # They outlive an activation, and the next one may see them.
 OF_PROCESS: Dict[str, str] = {

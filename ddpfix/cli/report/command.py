@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
 from ddpfix import _env
 
-# One of these is set where a program on Linux can show a window, or where the user names a browser.
-_SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 _NEEDED = "pip install 'ddpfix[report]'"
 
 
@@ -37,7 +34,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     report.add_argument(
         "--json", metavar="FILE", help="write the data as JSON (- for standard output); add -o for the page"
     )
-    report.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 def show(options: argparse.Namespace) -> int:
@@ -57,7 +53,7 @@ def show(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     if len(options.folders) > 2:
         raise ReportError(f"report takes one trace or two, not {len(options.folders)}")
-    wants_page = options.output is not None or options.open or options.json is None
+    wants_page = options.output is not None or options.json is None
     # Before minutes of reading, rather than after.
     script = _plotly() if wants_page else ""
     runs = load(options.folders)
@@ -70,8 +66,6 @@ def _show(options: argparse.Namespace) -> int:
         target.write_text(page.make(runs, script), encoding="utf-8")
         # With --json - the standard output is for the data.
         (sys.stderr if options.json == "-" else sys.stdout).write(f"{_env.printable(str(target))}\n")
-        if options.open and not _opened(target):
-            _env.say("no browser here: copy the page, a single file, to a machine that has one")
     return 0
 
 
@@ -91,29 +85,15 @@ def _write_json(target: str, runs: List[Dict[str, Any]]) -> None:
 
     whole: Dict[str, Any] = {"version": 1, "runs": runs}
     if len(runs) == 2:
-        whole["comparison"] = [{"name": each.name.strip(), **_values(each)} for each in compare(*runs)]
+        whole["comparison"] = [
+            {"name": each.name.strip(), "one": each.one, "two": each.two, "ratio": each.ratio}
+            for each in compare(*runs)
+        ]
     text = json.dumps(whole, allow_nan=False) + "\n"
     if target == "-":
         sys.stdout.write(text)
     else:
         Path(target).write_text(text, encoding="utf-8")
-
-
-def _values(compared: Any) -> Dict[str, Any]:
-    return {"one": compared.one, "two": compared.two, "ratio": compared.ratio}
-
-
-def _opened(page: Path) -> bool:
-    """Open the page in a browser; return whether there is one."""
-    import webbrowser
-
-    if sys.platform.startswith("linux") and not any(map(os.environ.get, _SCREENS)):
-        # A browser for the terminal, which is all that webbrowser then knows, cannot draw the figures.
-        return False
-    try:
-        return webbrowser.open(page.resolve().as_uri())
-    except (webbrowser.Error, OSError):
-        return False
 
 
 def _plotly() -> str:

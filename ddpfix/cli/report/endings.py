@@ -6,12 +6,13 @@ import math
 from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 from ddpfix.cli.report import words
+from ddpfix.cli.report.logged import NO_END
 from ddpfix.rules import endings, waiting
 from ddpfix.rules.endings import ABOVE, FAILED, FOLLOWED, KILLED, SILENT
 from ddpfix.rules.finding import GOOD, PLAIN, Finding, several
 
 Data = Dict[str, Any]
-NO_END, ENDED = "no exit record", "ended"
+ENDED = "ended"
 RANKS = "ranks"
 # The page lists so many failures, and so many other errors.
 _MOST = 5

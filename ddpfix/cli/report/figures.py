@@ -1,4 +1,4 @@
-"""The figures of a run: layers, time, memory, loss and unused parameters, as plain data for plotly."""
+"""The figures of a run: layers, time, memory and unused parameters, as plain data for plotly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.cli.report import words
-from ddpfix.cli.report.gather import OUTLYING
+from ddpfix.cli.report.summary import OUTLYING
 
 Data = Dict[str, Any]
 # Rows of a figure: bars of time, groups of parameters, and lines of memory, beyond which ranks share one.
@@ -46,8 +46,6 @@ class Ends(NamedTuple):
     total: float
     own: Tuple[float, float]
     gib: float
-    loss: Tuple[float, float]
-    norm: Tuple[float, float]
 
 
 def make(runs: Sequence[Data]) -> List[List[Figure]]:
@@ -59,15 +57,12 @@ def make(runs: Sequence[Data]) -> List[List[Figure]]:
         max(totals, default=1.0) * 1.03 or 1.0,
         _usual(own),
         max(peaks, default=words.GIB) / words.GIB * 1.08 or 1.0,
-        _range(runs, "loss"),
-        _range(runs, "norm"),
     )
     return [_of(data, ends) for data in runs]
 
 
 def _of(data: Data, ends: Ends) -> List[Figure]:
     found = [_layers(data), _bars(data, ends), _own(data, ends), _memory(data, ends), _unused(data)]
-    found += [_curve(data, "loss", "Loss", ends.loss), _curve(data, "norm", "Gradient norm", ends.norm)]
     return [figure for figure in found if figure is not None]
 
 
@@ -78,18 +73,10 @@ def _usual(values: Sequence[float]) -> Tuple[float, float]:
     return max(0.0, 2 * middle - top), top
 
 
-def _range(runs: Sequence[Data], name: str) -> Tuple[float, float]:
-    known = [value for data in runs for end in ("low", "high") for value in data["series"][name][end]]
-    known = [value for value in known if value is not None]
-    low, high = min(known, default=0.0), max(known, default=1.0)
-    margin = 0.04 * (high - low) or 0.5
-    return low - margin, high + margin
-
-
 def _layers(data: Data) -> Optional[Figure]:
     """Return one picture: a row a layer and rank, or several ranks; rows of one layer lie beside each other."""
     layers = data["layers"]
-    if layers is None or not layers["columns"] or not layers["mean_skipped"]:
+    if layers is None or not layers["mean_skipped"]:
         return None
     ranks = _ranks(layers["rank_rows"])
     shares = [row for skipped in layers["skipped"] for row in skipped]
@@ -101,7 +88,7 @@ def _layers(data: Data) -> Optional[Figure]:
     ]
     names = layer_names(layers["names"])
     labels = [f"{name}, {rank}" if len(ranks) > 1 else name for name in names for rank in ranks]
-    spec = _heatmap(z, layers["columns"], labels, _LAYERS, (0, 3), "skipped in %{customdata:.0%}", shares)
+    spec = _heatmap(z, data["columns"], labels, _LAYERS, (0, 3), "skipped in %{customdata:.0%}", shares)
     about = (
         "A row per layer and rank, a column per step. Blue: skipped. Orange and red: skipped on some ranks only; red on"
         " this one. Shades are of cells that hold several ranks or steps."
@@ -200,8 +187,7 @@ def _memory(data: Data, ends: Ends) -> Optional[Figure]:
 
 def _told(record: Data) -> str:
     batch = f", batch {words.shape(record['shape'])}" if record["shape"] else ""
-    padding = f", {words.percent(record['padding'])} padding" if record["padding"] is not None else ""
-    return f"step {record['step']:,}, rank {record['rank']}: {words.size(record['bytes'])}{batch}{padding}"
+    return f"step {record['step']:,}, rank {record['rank']}: {words.size(record['bytes'])}{batch}"
 
 
 def _unused(data: Data) -> Optional[Figure]:
@@ -217,24 +203,6 @@ def _unused(data: Data) -> Optional[Figure]:
     if data["unused"]["groups_count"] > _GROUPS:
         about += f" Shown: the {_GROUPS} most affected of {data['unused']['groups_count']:,} rows."
     return Figure("unused", "Unused parameters over time", about, spec)
-
-
-def _curve(data: Data, name: str, title: str, ends: Tuple[float, float]) -> Optional[Figure]:
-    """Return one number of each step: the mean of the ranks, between the smallest and the largest."""
-    series = data["series"][name]
-    if sum(value is not None for value in series["mean"]) < 2:
-        return None
-    x = _centres(data["columns"])
-    edge = {"type": "scatter", "mode": "lines", "x": x, "line": {"width": 0}, "hoverinfo": "skip"}
-    traces = [
-        {**edge, "y": series["high"]},
-        {**edge, "y": series["low"], "fill": "tonexty", "fillcolor": "rgba(47, 124, 192, .22)"},
-        {"type": "scatter", "mode": "lines", "x": x, "y": series["mean"], "line": {"color": _SKIPPED}},
-    ]
-    drawn = _layout("step", title.lower(), 260)
-    drawn["yaxis"]["range"] = list(ends)
-    about = f"{title}: mean of the ranks (line), smallest to largest (band)."
-    return Figure(name, title, about, {"data": traces, "layout": drawn})
 
 
 def _heatmap(

@@ -31,7 +31,7 @@ _ADVICE_ON_BATCHES = (
 
 def findings(data: Data) -> List[Finding]:
     """Return the findings of a run, what needs attention first."""
-    makers = (endings.make, _layers, _straggler, _outliers, _memory, _unused, _loss)
+    makers = (endings.make, _layers, _straggler, _outliers, _memory, _unused)
     found = [each for make in makers for each in make(data)]
     order = (BAD, PLAIN, GOOD)
     once = {(each.kind, each.where): each for each in found}
@@ -153,13 +153,12 @@ def _growth(what: str, growth: Data) -> Finding:
 def _batch(record: Dict[str, Any]) -> str:
     if not record["shape"]:
         return ""
-    padding = f", {words.percent(record['padding'])} padding" if record["padding"] is not None else ""
-    return f" (largest batch {words.shape(record['shape'])}{padding})"
+    return f" (largest batch {words.shape(record['shape'])})"
 
 
 def _unused(data: Data) -> List[Finding]:
     unused = data["unused"]
-    if not unused["known"]:
+    if not unused["told"]:
         return []
     if not unused["groups"]:
         if unused["told"] == data["rows"]:
@@ -177,16 +176,6 @@ def _unused(data: Data) -> List[Finding]:
         text = f"{unused['sometimes']:,} of {whole} had no gradient in some steps: {words.listed(sometimes)}."
         found.append(Finding("unused", (), text, level=PLAIN))
     return found
-
-
-def _loss(data: Data) -> List[Finding]:
-    lost = data["loss_lost"]
-    if not lost["count"]:
-        return []
-    step, rank = lost["first"]
-    times = words.count(lost["count"], "row")
-    text = f"The loss was NaN or infinite in {times}, first in step {step:,} on rank {rank}."
-    return [Finding("loss", (), text)]
 
 
 def rows(data: Data) -> List[Dict[str, Any]]:

@@ -39,7 +39,7 @@ def make(runs: Sequence[Data], plotly: str) -> str:
         *_figures(runs),
         *(part for heading, of in _TABLES.items() for part in (f"<h2>{heading}</h2>", _beside(runs, of))),
     ]
-    return "\n".join(
+    whole = "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -50,6 +50,8 @@ def make(runs: Sequence[Data], plotly: str) -> str:
             "</body>\n</html>\n",
         ]
     )
+    # What a program logged may have half of a character, which JSON can hold and UTF-8 cannot.
+    return whole.encode("utf-8", "replace").decode("utf-8")
 
 
 def text(value: Any) -> str:
@@ -84,21 +86,16 @@ def _head(data: Data) -> str:
 def _facts(data: Data) -> Iterator[Tuple[str, str]]:
     environment, started = data["environment"], data["environment"].get("started")
     rate = compare.rate(data) if data["steps"] > 1 else None
-    samples = rate * data["samples_a_step"] if rate and data["samples_a_step"] else None
-    epochs = [each["epoch"] for each in data["epochs"]]
     toolkits = {
         "torch": environment.get("torch"),
-        **environment.get("toolkits", {}),
+        **(environment.get("toolkits") or {}),
         "Python": environment.get("python"),
     }
     yield "Command", environment.get("command") or ""
     yield "Started", f"{datetime.fromtimestamp(started, timezone.utc):%Y-%m-%d %H:%M} UTC" if _is_date(started) else ""
     yield "Duration", _duration(environment)
     yield "Steps", f"{data['steps']:,}"
-    # A sampler whose epoch is never set stays at 0.
-    yield "Epochs", words.span(epochs[0], epochs[-1]) if any(epochs) else ""
-    speed = f"{rate:,.3g} steps/s" if rate else ""
-    yield "Speed", f"{speed}, {samples:,.3g} samples/s" if samples else speed
+    yield "Speed", f"{rate:,.3g} steps/s" if rate else ""
     yield "Ranks", f"{data['ranks']:,} of {data['world_size']:,}"
     yield "Versions", ", ".join(f"{name} {version}" for name, version in toolkits.items() if version)
 
@@ -183,21 +180,22 @@ def _settings(data: Data) -> str:
 
 
 def _who(seen: Data, data: Data) -> str:
-    return "all" if seen["of_ranks"] == data["ranks"] > 1 else several(seen["ranks"], seen["of_ranks"])
+    return "all" if len(seen["ranks"]) == data["ranks"] > 1 else several(seen["ranks"])
 
 
 def _lines(data: Data) -> str:
-    """Return what ddpfix logged, warnings and errors first, and where ranks spent two seconds or more."""
-    rows = [[each["text"], each["level"], *_when(each, data)] for each in data["events"]]
-    rows.sort(key=lambda row: row[1] == "info")
-    rows += [[f"two seconds or more in {each['phase']}", "stall", *_when(each, data)] for each in data["stalls"]]
-    left = f"<p>{data['texts_left_out']:,} more lines are in the trace.</p>" if data["texts_left_out"] else ""
-    return _table(["line", "level", "first step", "times", "ranks"], rows) + left
-
-
-def _when(seen: Data, data: Data) -> List[str]:
-    step = "-" if seen["step"] is None else f"{seen['step']:,}"
-    return [step, f"{seen['times']:,}", _who(seen, data)]
+    """Return what ddpfix logged, warnings and errors first."""
+    rows = [
+        [
+            each["text"],
+            each["level"],
+            "-" if each["step"] is None else f"{each['step']:,}",
+            f"{each['times']:,}",
+            _who(each, data),
+        ]
+        for each in sorted(data["events"], key=lambda each: each["level"] == "info")
+    ]
+    return _table(["line", "level", "first step", "times", "ranks"], rows)
 
 
 def _fixes(data: Data) -> str:
@@ -211,8 +209,6 @@ def _ends(data: Data) -> str:
     rows = [("hosts", words.listed(hosts, 8) or words.UNKNOWN)]
     if data["earlier_processes"]:
         rows.append(("earlier processes", f"{data['earlier_processes']:,} in this folder"))
-    if data["gradients"]["sent"]:
-        rows.append(("gradients communicated", f"{words.size(data['gradients']['sent'])} by all ranks"))
     rows += [(f"end of {several(each['ranks'])}", each["how"]) for each in data["ends"]]
     return _table(["name", "value"], rows)
 

@@ -1,4 +1,4 @@
-"""What a trace has beside its rows: of the run that begins, of the patches, what ddpfix logs, and of the end."""
+"""What a trace has beside its rows: of the run that begins, what ddpfix logs, and of the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from torch import distributed
@@ -17,7 +17,6 @@ from ddpfix import __version__, log
 from ddpfix.monitor import last_words
 from ddpfix.patching.site import Site
 from ddpfix.rules import endings
-from ddpfix.rules.finding import Finding
 from ddpfix.trace import schema
 from ddpfix.trace.writer import Writer
 
@@ -32,7 +31,8 @@ _MOST = 1000
 def run(site: Site, rank: int) -> Dict[str, Any]:
     """Return the values of the ``run`` line."""
     grouped = distributed.is_available() and distributed.is_initialized()
-    report = site.activation.report() if site.activation is not None else None
+    report, found = site.activation.report() if site.activation is not None else None, site.settings
+    patches = [each for each in report.patches if each.version is not None] if report else []
     return {
         "version": schema.VERSION,
         "rank": rank,
@@ -46,33 +46,12 @@ def run(site: Site, rank: int) -> Dict[str, Any]:
         "torch": str(torch.__version__),
         "toolkits": {name: str(version) for name, version in report.toolkits.items() if version} if report else {},
         "command": " ".join(shlex.quote(word) for word in sys.argv),
-        "settings": _settings(site),
-        "patches": patches(site),
+        "settings": {
+            name: {"value": str(value), "from": str(found.sources.get(name, "default"))}
+            for name, value in found.values.items()
+        },
+        "patches": [{"id": each.id, "state": str(each.state), "reason": each.reason} for each in patches],
     }
-
-
-def _settings(site: Site) -> Dict[str, Dict[str, str]]:
-    found = site.settings
-    return {
-        name: {"value": str(value), "from": str(found.sources.get(name, "default"))}
-        for name, value in found.values.items()
-    }
-
-
-def patches(site: Site) -> List[Dict[str, str]]:
-    """Return each patch of an installed toolkit with its state and the reason."""
-    if site.activation is None:
-        return []
-    found = [each for each in site.activation.report().patches if each.version is not None]
-    return [{"id": each.id, "state": str(each.state), "reason": each.reason} for each in found]
-
-
-def tell_patches(site: Site, writer: Writer, known: List[Dict[str, str]]) -> List[Dict[str, str]]:
-    """Write a line with the patches if they are not what is known; returns them."""
-    found = patches(site)
-    if found != known:
-        writer.line(schema.PATCHES, patches=found)
-    return found
 
 
 def tell_settings(writer: Writer, known: Dict[str, Any]) -> Dict[str, Any]:
@@ -83,30 +62,22 @@ def tell_settings(writer: Writer, known: Dict[str, Any]) -> Dict[str, Any]:
     return dict(log.NOTED.settings)
 
 
-def tell_explanation(writer: Writer, step: int) -> None:
-    """Write the whole message of an error of ddpfix's own that ends this process: how it ends has the first line."""
-    error = _error()
-    # Not its str(), which is the program's own code where the class is.
-    message = error.args[0] if error is not None and error.args else None
-    if isinstance(message, str) and message.startswith(_OWN):
-        writer.line(schema.EVENT, time=time.time(), step=step, level="diagnosis", text=message[len(_OWN) :])
-
-
-def _error() -> Optional[BaseException]:
-    """Return the error that ends this process; None where Python knows of none."""
+def close(writer: Writer, step: int) -> None:
+    """Write how this process ends, as far as Python knows it: ``ended``, or ``failed: `` and the error."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    return error if isinstance(error, BaseException) and not isinstance(error, SystemExit) else None
-
-
-def how_it_ends(rank: int) -> Tuple[str, Optional[Finding]]:
-    """Return how this process ends, as far as Python knows it: ``ended``, or ``failed: `` and the error."""
-    error = _error()
-    if error is not None:
-        return f"failed: {last_words.words(error)}", last_words.finding(rank, None, error)
     printed = last_words.printed()
-    if printed is not None:
-        return f"failed: {printed.words}", endings.failed([rank], None, printed.words, follows=printed.follows)
-    return "ended", None
+    how, found = "ended", None
+    if isinstance(error, BaseException) and not isinstance(error, SystemExit):
+        # Not its str(), which is the program's own code where the class is.
+        message = error.args[0] if error.args else None
+        if isinstance(message, str) and message.startswith(_OWN):
+            # The whole of it: how the process ends has the first line.
+            writer.line(schema.EVENT, time=time.time(), step=step, level="diagnosis", text=message[len(_OWN) :])
+        how, found = f"failed: {last_words.words(error)}", last_words.finding(writer.rank, None, error)
+    elif printed is not None:
+        how = f"failed: {printed.words}"
+        found = endings.failed([writer.rank], None, printed.words, follows=printed.follows)
+    writer.close(how, None if found is None else found.data())
 
 
 class Heard:

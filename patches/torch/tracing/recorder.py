@@ -6,30 +6,43 @@ else: no error of it reaches the program.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import distributed
 
 from ddpfix import log
 from ddpfix.patching.site import Site
+from ddpfix.system import System
 from ddpfix.trace import schema
-from ddpfix.trace.writer import Writer, forget, watch
+from ddpfix.trace.writer import Writer
 
 from ..internals import reducer
 from ..pipeline import optimizers
-from . import async_values, header
-from .step_row import Epochs, Memory, StepRow, add_step
+from . import header
+from .step_row import BACKWARD, FORWARD, OPTIMIZER, OTHER, Memory, StepRow, Waits, moment
 from .traced_model import Traced
 
 # A program that wraps a model anew for each epoch is not described for ever.
 _MODELS = 64
-_at_end = reducer.at_end_of_backward
+Token = Optional[Tuple[str, float]]
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Recorder, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Exception as error:
+            self._fail(error)
+
+    return call
 
 
 class Recorder:
@@ -37,9 +50,10 @@ class Recorder:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self.on = True
+        # Children that are forked (workers of a loader) leave the file of their parent alone.
+        self._is_on, self._pid = True, System.pid()
         self.writer: Optional[Writer] = None
-        self.place, self._since = schema.OTHER, time.perf_counter()
+        self.place = OTHER
         self.steps = 0
         self.row = StepRow()
         self._thread = threading.main_thread().ident
@@ -51,75 +65,67 @@ class Recorder:
         self._last: Dict[str, Any] = {}
         self._optimizers: List[int] = []
         self._stepping: List[Tuple[int, float, int]] = []
-        self._forwards: List[Optional[Tuple[str, float]]] = []
-        self._memory, self._epochs = Memory(), Epochs()
-        self._numbers, self._pending = async_values.Numbers(), async_values.Pending()
+        self._forwards: List[Token] = []
+        self._memory, self._waits = Memory(), Waits()
         # When the engine came to the end of the backward that runs, before DDP waits for its buckets.
         self._local: Any = None
-        # The patches as the trace has them.
-        self._head: List[Dict[str, str]] = []
         # The settings as the trace has them.
         self._told: Dict[str, Any] = {}
         self._finalize: Any = None
         self.stock_layerdrop = site.settings["layerdrop"] == "stock"
         self._heard = header.Heard(lambda: self.on, lambda: self.steps)
 
-    # The files.
+    # The file.
+
+    @property
+    def on(self) -> bool:
+        return self._is_on and System.pid() == self._pid
 
     def open(self) -> bool:
-        """Make the files of this rank, once; whether the trace is written."""
+        """Make the file of this rank, once; whether the trace is written."""
         if self.writer is not None or not self.on:
             return self.on
         self._thread = threading.get_ident()
-        rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
-        rank = int(os.environ.get("RANK", "0")) if rank is None else rank
-        writer = Writer(Path(self._site.settings["trace"]), rank, lambda: (self.steps, self.place, self._since))
-        self.writer = writer
-        head = header.run(self._site, rank)
-        self._head = head["patches"]
-        writer.line(schema.RUN, **head)
-        self._heard.begin(writer)
-        self.on = writer.open()
+        grouped = distributed.is_available() and distributed.is_initialized()
+        rank = distributed.get_rank() if grouped else int(os.environ.get("RANK", "0"))
+        self.writer = Writer(Path(self._site.settings["trace"]), rank)
+        self.writer.line(schema.RUN, **header.run(self._site, rank))
+        self._heard.begin(self.writer)
+        self._is_on = self.writer.open()
         if self.on:
-            watch(self)
             # Also at the end of a process that multiprocessing has started, which runs no other handlers.
             self._finalize = util.Finalize(None, self._exit, exitpriority=100)
         return self.on
 
     def end(self) -> None:
-        """Undo: write what there is, and close the files."""
-        self.on = False
+        """Undo: write what there is, and close the file."""
+        self._is_on = False
         self._heard.end()
         if self._finalize is not None:
             self._finalize.cancel()
             self._finalize = None
-        forget(self)
-        self._settle()
+        self.settle()
         if self.writer is not None:
             self.writer.close("ended")
 
     def _exit(self) -> None:
-        self.on = False
-        self._settle()
+        self._is_on = False
+        self.settle()
         if self.writer is not None:
-            header.tell_explanation(self.writer, self.steps)
-            how, found = header.how_it_ends(self.writer.rank)
-            self.writer.close(how, None if found is None else found.data())
-
-    def forked(self) -> None:
-        """In a child: it leaves no trace."""
-        self.on = False
-        self._finalize = None
-        if self.writer is not None:
-            self.writer.abandon()
+            header.close(self.writer, self.steps)
 
     def _fail(self, error: BaseException) -> None:
-        self.on = False
+        self._is_on = False
         log.debug(f"the trace ends: {error!r}")
         if self.writer is not None:
-            self.writer.line(
-                schema.EVENT, time=time.time(), step=self.steps, level="warning", text=f"no rows: {error!r}"
-            )
+            text = f"no rows: {error!r}"
+            self.writer.line(schema.EVENT, time=time.time(), step=self.steps, level="warning", text=text)
+
+    @_guarded
+    def settle(self) -> None:
+        """Complete the rows whose waits have come, in the thread that trains; also in an evaluation."""
+        if System.pid() == self._pid and threading.get_ident() == self._thread and not optimizers.is_hidden():
+            self._waits.settle()
 
     # Places.
 
@@ -127,45 +133,26 @@ class Recorder:
         """Return whether this thread trains, and the trace is on."""
         return self.on and threading.get_ident() == self._thread
 
-    def enter(self, place: str) -> Optional[Tuple[str, float]]:
+    def enter(self, place: str) -> Token:
         """Enter a place of the program; return None where it is within another one, to which its time belongs."""
-        if self.place is not schema.OTHER and self.place is not schema.OPTIMIZER:
+        if self.place is not OTHER and self.place is not OPTIMIZER:
             return None
         now = time.perf_counter()
         if self._ended is None:
             self._ended = now
         token = self.place, now
-        self.place, self._since = place, now
+        self.place = place
         return token
 
-    def leave(self, token: Optional[Tuple[str, float]]) -> None:
+    def leave(self, token: Token) -> None:
         if token is None:
             return
         before, began = token
-        now = time.perf_counter()
-        self.row.add(self.place, now - began)
-        if before is schema.OPTIMIZER:
-            self.row.inner += now - began
-        self.place, self._since = before, now
-
-    # Batches.
-
-    def read(self, iterator: Any) -> None:
-        try:
-            self._epochs.read(iterator)
-        except Exception as error:
-            self._fail(error)
-        # In an evaluation, too, no row waits for the next step.
-        self._settle()
-
-    def _settle(self) -> None:
-        """Complete the rows whose values have come, in the thread that trains."""
-        if threading.get_ident() != self._thread or optimizers.is_hidden():
-            return
-        try:
-            self._pending.settle()
-        except Exception as error:
-            self._fail(error)
+        seconds = time.perf_counter() - began
+        self.row.add(self.place, seconds)
+        if before is OPTIMIZER:
+            self.row.inner += seconds
+        self.place = before
 
     # Forwards.
 
@@ -173,7 +160,7 @@ class Recorder:
         """Begin to trace a wrapped model; return None where it is not traced."""
         if not self.open() or self._wrapped == _MODELS or self.writer is None:
             return None
-        traced = Traced(self, model, self._wrapped, self._layers, self._parameters)
+        traced = Traced(self, model, self._layers, self._parameters)
         self._wrapped += 1
         self._layers += len(traced.layers)
         self._parameters += len(model.names)
@@ -185,18 +172,15 @@ class Recorder:
         """A training forward of a wrapped model is given these."""
         if self.here():
             try:
-                samples = self._epochs.take()
-                if samples is not None:
-                    self.row.samples = (self.row.samples or 0) + samples
-                if self.row.seen.fed(inputs, kwargs) and self.writer is not None:
-                    self.writer.begins(self.steps + 1, self.row.seen.shape)
+                if self.row.fed(inputs, kwargs) and self.writer is not None:
+                    self.writer.begins(self.steps + 1, self.row.shape)
             except Exception as error:
                 # A tensor of a class of its own: it has no shape that could be told.
                 log.debug(f"inputs are not inspected: {error!r}")
 
     def forward_begins(self) -> None:
         if self.here():
-            self._forwards.append(self.enter(schema.FORWARD))
+            self._forwards.append(self.enter(FORWARD))
 
     def forward_ended(self) -> None:
         if self._forwards:
@@ -206,85 +190,57 @@ class Recorder:
 
     def backward_begins(self, tensors: Any) -> Any:
         """Begin a backward; return what :meth:`backward_ended` needs, None for one within another."""
-        if not self.here():
-            return None
-        token = self.enter(schema.BACKWARD)
+        token = self.enter(BACKWARD) if self.here() else None
         if token is None:
             return None
-        self._local, hook = None, None
+        self._local = None
         self._forwards.clear()
-        try:
-            if not self.row.backwards:
-                for model in self._models:
-                    model.backward_begins()
-            hook = self._look_at(tensors if isinstance(tensors, torch.Tensor) else None)
-        except Exception as error:
-            self._fail(error)
-        return token, hook
+        return token, self._look_at(tensors)
 
-    def backward_ended(self, begun: Any) -> None:
-        if begun is None:
-            return
-        token, hook = begun
-        self.leave(token)
-        try:
-            self._backward_ended(hook)
-        except Exception as error:
-            self._fail(error)
-
+    @_guarded
     def _look_at(self, loss: Any) -> Any:
-        if loss is None or optimizers.is_hidden():
+        """Note when the gradients of this rank are there; returns the hook that does."""
+        if not self.row.backwards:
+            for model in self._models:
+                model.backward_begins()
+        node = loss.grad_fn if isinstance(loss, torch.Tensor) else None
+        if node is None or not self._models or optimizers.is_hidden():
             return None
-        value = self._numbers.of_loss(loss)
-        if value is not None:
-            self.row.losses.append(value)
-        node = loss.grad_fn
-        if node is None or not self._models:
-            return None
-        return node.register_prehook(lambda gradients: _at_end(self._local_end))
+        return node.register_prehook(lambda gradients: reducer.at_end_of_backward(self._local_end))
 
     def _local_end(self) -> None:
         """Called when all gradients of this rank are there, before DDP waits for its buckets."""
         if self._local is None:
-            self._local = async_values.moment(self._models[-1].device)
+            self._local = moment(self._models[-1].device)
 
+    def backward_ended(self, begun: Any) -> None:
+        if begun is not None:
+            self.leave(begun[0])
+            self._backward_ended(begun[1])
+
+    @_guarded
     def _backward_ended(self, hook: Any) -> None:
         self.row.backwards += 1
         if hook is not None:
             hook.remove()
         if self._local is not None:
-            self.row.waits.append(async_values.between(self._local, self._models[-1].device))
-
-    def scaled(self, given: Any, made: Any) -> None:
-        """Record that a gradient scaler has made a larger loss of one."""
-        if self.here():
-            self._numbers.scaled(given, made)
-
-    def clipped(self, norm: Any) -> None:
-        """``clip_grad_norm_`` has returned."""
-        if not self.here() or optimizers.is_hidden():
-            return
-        try:
-            self.row.norm = self._numbers.of(norm)
-        except Exception as error:
-            self._fail(error)
+            end = moment(self._models[-1].device)
+            self.row.waits.append(end - self._local if isinstance(end, float) else (self._local, end))
 
     # Steps.
 
+    @_guarded
     def step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The hook before each optimizer's step."""
         if optimizers.is_hidden() or not self.on or (self.writer is not None and not self.here()):
             return
-        try:
-            if self._is_within(id(optimizer)) or not self.open():
-                return
-            for model in self._models:
-                model.step_begins(self.row)
-            token = self.enter(schema.OPTIMIZER)
-            began = time.perf_counter() if token is None else token[1]
-            self._stepping.append((id(optimizer), began, self.row.backwards))
-        except Exception as error:
-            self._fail(error)
+        if self._is_within(id(optimizer)) or not self.open():
+            return
+        for model in self._models:
+            model.step_begins(self.row)
+        token = self.enter(OPTIMIZER)
+        began = time.perf_counter() if token is None else token[1]
+        self._stepping.append((id(optimizer), began, self.row.backwards))
 
     def _is_within(self, optimizer: int) -> bool:
         """Return whether this is the step of a base class, which a subclass calls in its own."""
@@ -294,45 +250,43 @@ class Recorder:
             if known == optimizer:
                 # That step has ended with an error.
                 self._stepping.clear()
-                self.place, self.row.inner = schema.OTHER, 0.0
+                self.place, self.row.inner = OTHER, 0.0
                 break
         return False
 
+    @_guarded
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The hook after each optimizer's step."""
         if optimizers.is_hidden() or not self.here():
             return
-        try:
-            if not self._stepping or self._stepping[-1][0] != id(optimizer):
-                return
-            _, began, _ = self._stepping.pop()
-            now = time.perf_counter()
-            self.row.add(schema.OPTIMIZER, now - began - self.row.inner)
-            if self.place is schema.OPTIMIZER and not self._stepping:
-                self.place, self._since = schema.OTHER, now
-            self._row(optimizer, now)
-        except Exception as error:
-            self._fail(error)
+        if not self._stepping or self._stepping[-1][0] != id(optimizer):
+            return
+        _, began, _ = self._stepping.pop()
+        now = time.perf_counter()
+        self.row.add(OPTIMIZER, now - began - self.row.inner)
+        if self.place is OPTIMIZER and not self._stepping:
+            self.place = OTHER
+        self._row(optimizer, now)
 
     def _row(self, optimizer: Any, now: float) -> None:
         row, self.row = self.row, StepRow()
         seconds = now - (self._ended if self._ended is not None else now)
         self._ended = now
-        self._settle()
-        if not row.backwards and id(optimizer) not in self._optimizers and self._last:
+        self._waits.settle()
+        last = self._last
+        if not row.backwards and id(optimizer) not in self._optimizers and last:
             # Several optimizers of one step.
             self._optimizers.append(id(optimizer))
-            add_step(self._last, seconds, row)
+            last["total"] = round(last["total"] + seconds, 6)
+            last["optimizer"] = round(last["optimizer"] + row.times[OPTIMIZER], 6)
+            last["time"] = time.time()
             return
+        assert self.writer is not None
         self.steps += 1
         self._optimizers = [id(optimizer)]
-        memory = self._memory.columns(now, optimizers.device_of(optimizer))
-        self._last = {**row.values(self.steps, seconds), **memory, "epoch": self._epochs.now()}
-        assert self.writer is not None
-        self._pending.add(self._last)
+        self._last = {**row.values(self.steps, seconds), **self._memory.columns(now, optimizers.device_of(optimizer))}
+        self._waits.put(self._last, row.waits)
         self.writer.row(self._last)
-        if self.steps == 1:
-            self._head = header.tell_patches(self._site, self.writer, self._head)
         if self._told != log.NOTED.settings:
             self._told = header.tell_settings(self.writer, self._told)
-        self.on = self.writer.on
+        self._is_on = self.writer.on

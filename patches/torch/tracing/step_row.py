@@ -4,83 +4,110 @@ from __future__ import annotations
 
 import sys
 import time
-import weakref
-from typing import Any, Dict, List, Optional
+from collections import deque
+from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple
+
+import torch
 
 from ddpfix import devices
-from ddpfix.trace import schema
+from ddpfix.trace.writer import PENDING
 
-from ..internals import loaders
-from . import async_values, batch_shape
-
+# The parts of a step, as their columns are called; OTHER is what lies between them.
+DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = "data", "forward", "backward", "optimizer", "other"
 # Seconds between two looks at the memory, which take some 12 microseconds, and 50 for each number of a GPU.
 _MEMORY = 0.05
+# More elements of a list than these are not looked at; and more rows than these do not wait for a number.
+_MOST, _ROWS = 32, 1024
 
 
 class StepRow:
     """Times and findings since the last step.
 
     Attributes:
-        times: seconds by place.
+        times: seconds by part.
         inner: seconds of forwards and backwards within the optimizer's step (a closure).
-        waits: seconds in which backwards waited for other ranks.
-        norm: what ``clip_grad_norm_`` returned last.
+        waits: for other ranks in backwards: seconds, or the two events of an accelerator that have them between them.
         skipped: the numbers of skipped layers.
         unused: the numbers of parameters without a gradient.
-        samples: of the batches, where loaders tell.
-        sent: bytes of gradients that were communicated; None where no model is under DDP.
+        shape: of the largest tensor that a forward was given.
     """
 
     def __init__(self) -> None:
         self.times: Dict[str, float] = {}
         self.inner = 0.0
         self.backwards = 0
-        self.losses: List[Any] = []
         self.waits: List[Any] = []
-        self.norm: Any = None
         self.skipped: Optional[List[int]] = None
         self.unused: Optional[List[int]] = None
-        self.sent: Optional[int] = None
-        self.seen = batch_shape.LastBatch()
-        self.samples: Optional[int] = None
+        self.shape: Optional[List[int]] = None
+        self._largest = -1
 
-    def add(self, place: str, seconds: float) -> None:
-        self.times[place] = self.times.get(place, 0.0) + seconds
+    def add(self, part: str, seconds: float) -> None:
+        self.times[part] = self.times.get(part, 0.0) + seconds
+
+    def fed(self, inputs: Any, kwargs: Any) -> bool:
+        """Take the inputs of a forward; return whether they have the largest tensor of the step so far."""
+        before = self._largest
+        for tensor in _tensors(inputs, kwargs):
+            if tensor.numel() > self._largest:
+                self._largest, self.shape = tensor.numel(), list(tensor.shape)
+        return self._largest > before
 
     def values(self, step: int, total: float) -> Dict[str, Any]:
         """Return the columns, as far as they are known."""
-        times = self.times
-        return {
-            "step": step,
-            "micro": self.backwards,
-            "time": time.time(),
-            "total": _rounded(total),
-            "data": _rounded(times.get(schema.DATA)),
-            "forward": _rounded(times.get(schema.FORWARD)),
-            "backward": _rounded(times.get(schema.BACKWARD)),
-            "wait": async_values.total(self.waits),
-            "optimizer": _rounded(times.get(schema.OPTIMIZER)),
-            "skipped": self.skipped,
-            "unused": self.unused,
-            "sent": self.sent,
-            "shape": self.seen.shape,
-            "samples": self.samples,
-            "padding": _rounded(self.seen.padding),
-            "loss": async_values.total(self.losses),
-            "norm": self.norm,
-        }
+        # Tenths of a microsecond are noise, and digits are bytes.
+        times = {part: round(seconds, 6) for part, seconds in {**self.times, "total": total}.items()}
+        known = {"skipped": self.skipped, "unused": self.unused, "shape": self.shape}
+        return {"step": step, "time": time.time(), **times, **known}
 
 
-def add_step(values: Dict[str, Any], seconds: float, row: StepRow) -> None:
-    """Add a further optimizer of one step to the columns that the first one has left."""
-    values["total"] = round(values["total"] + seconds, 6)
-    values["optimizer"] = round((values["optimizer"] or 0.0) + row.times.get(schema.OPTIMIZER, 0.0), 6)
-    values["time"] = time.time()
+def _tensors(inputs: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among arguments, also one level inside of dictionaries and lists."""
+    for value in (*inputs, *kwargs.values()):
+        parts: Any = [value]
+        if isinstance(value, (list, tuple)):
+            parts = value[:_MOST]
+        elif hasattr(value, "items"):
+            parts = [each for _, each in list(value.items())[:_MOST]]
+        yield from (part for part in parts if isinstance(part, torch.Tensor))
 
 
-def _rounded(seconds: Optional[float]) -> Optional[float]:
-    # Tenths of a microsecond are noise, and digits are bytes.
-    return None if seconds is None else round(seconds, 6)
+def moment(device: Any) -> Any:
+    """Return this moment on a device: an event on an accelerator; None where it has none, and the time is unknown."""
+    return devices.event(device, timed=True) if devices.is_accelerator(device) else time.perf_counter()
+
+
+class Waits:
+    """Puts waits into rows; those that an accelerator measures some steps later, when it has come so far.
+
+    Only the thread that trains asks whether it has: it uses the device that the program chose, and knows when a graph
+    is captured.
+    """
+
+    def __init__(self) -> None:
+        self._rows: Deque[Tuple[Dict[str, Any], List[Any]]] = deque(maxlen=_ROWS)
+
+    def put(self, row: Dict[str, Any], waits: List[Any]) -> None:
+        if any(isinstance(each, tuple) for each in waits):
+            row["wait"] = PENDING
+            self._rows.append((row, waits))
+        elif waits:
+            row["wait"] = sum(waits)
+
+    def settle(self) -> None:
+        """Put the waits that have come into their rows, where the writer finds them."""
+        while self._rows:
+            row, waits = self._rows[0]
+            events = [each for each in waits if isinstance(each, tuple)]
+            try:
+                if not all(end.query() for _, end in events):
+                    return
+                seconds = sum(each for each in waits if not isinstance(each, tuple))
+                row["wait"] = seconds + sum(begin.elapsed_time(end) for begin, end in events) / 1000
+            except RuntimeError:
+                # Events of two devices have no time between them: the number stays unknown.
+                row["wait"] = None
+            self._rows.popleft()
 
 
 class Memory:
@@ -92,21 +119,20 @@ class Memory:
 
     def columns(self, now: float, device: Any) -> Dict[str, Any]:
         """``peak``, ``used`` and ``reserved``, as far as they are known; at most some milliseconds old."""
-        if now - self._looked >= _MEMORY:
-            self._looked = now
-            self._found = _of_device(device) if devices.is_accelerator(device) else _of_process()
-            return self._found
-        # An older number is true of the most so far alone.
-        return {name: number for name, number in self._found.items() if name != "used"}
-
-
-def _of_device(device: Any) -> Dict[str, Any]:
-    # What the process itself has in the host's memory says nothing of a device that has no numbers.
-    return {
-        "peak": devices.peak_memory(device),
-        "used": devices.used_memory(device),
-        "reserved": devices.reserved_memory(device),
-    }
+        if now - self._looked < _MEMORY:
+            # An older number is true of the most so far alone.
+            return {name: number for name, number in self._found.items() if name != "used"}
+        self._looked = now
+        if devices.is_accelerator(device):
+            # What the process itself has in the host's memory says nothing of a device that has no numbers.
+            self._found = {
+                "peak": devices.peak_memory(device),
+                "used": devices.used_memory(device),
+                "reserved": devices.reserved_memory(device),
+            }
+        else:
+            self._found = _of_process()
+        return self._found
 
 
 def _of_process() -> Dict[str, Any]:
@@ -115,47 +141,14 @@ def _of_process() -> Dict[str, Any]:
     except ImportError:
         return {}
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # macOS has bytes, others have kibibytes.
-    return {"peak": most if sys.platform == "darwin" else most * 1024, "used": _private(resource.getpagesize())}
-
-
-def _private(page: int) -> Optional[int]:
-    """Return the bytes that belong to this process alone: pages of files come and go as the system likes."""
+    used = None
     try:
+        # The bytes that belong to this process alone: pages of files come and go as the system likes.
         with open("/proc/self/statm", "rb") as file:
             resident, shared = map(int, file.read().split()[1:3])
+        # torch's libraries are files: where none counts, the system does not tell them apart.
+        used = (resident - shared) * resource.getpagesize() if shared else None
     except (OSError, ValueError):
-        return None
-    # torch's libraries are files: where none counts, the system does not tell them apart.
-    return (resident - shared) * page if shared else None
-
-
-class Epochs:
-    """The epoch of the sampler behind the batch that was read last, and the samples of that batch."""
-
-    def __init__(self) -> None:
-        self._iterator: Optional[weakref.ref[Any]] = None
-        self._length: Optional[int] = None
-        self._samples: Optional[int] = None
-
-    def read(self, iterator: Any) -> None:
-        """A batch comes from an iterator of a loader."""
-        if self._iterator is None or self._iterator() is not iterator:
-            self._iterator, self._length = weakref.ref(iterator), loaders.length_of(iterator)
-        # Of an evaluation only the last one stays, and the next batch of the training replaces it.
-        self._samples = None if self._length is None else loaders.samples_of(iterator, self._length)
-
-    def take(self) -> Optional[int]:
-        """Return the samples of the batch that was read last, once; None where they are not known."""
-        found, self._samples = self._samples, None
-        return found
-
-    def now(self) -> Optional[int]:
-        found = loaders.sampler_of(self._iterator() if self._iterator is not None else None)
-        for _ in range(4):
-            epoch = getattr(found, "epoch", None)
-            if isinstance(epoch, int):
-                return epoch
-            inner = getattr(found, "batch_sampler", None)
-            found = getattr(found, "sampler", None) if inner is None else inner
-        return None
+        pass
+    # macOS has bytes, others have kibibytes.
+    return {"peak": most if sys.platform == "darwin" else most * 1024, "used": used}

@@ -12,11 +12,11 @@ from typing import Any, Callable, Optional
 from ddpfix.patching import tracebacks
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import Site
-from ddpfix.trace import schema
 
 from ..pipeline import ddp
 from ..pipeline.optimizers import Steps
 from .recorder import Recorder
+from .step_row import DATA
 from .traced_model import Traced
 
 
@@ -60,14 +60,14 @@ def batches(site: Site, module: ModuleType, owner: Any) -> None:
         def __next__(self: Any) -> Any:
             if not recording.here():
                 return original(self)
-            token = recording.enter(schema.DATA)
+            token = recording.enter(DATA)
             try:
                 return original(self)
             except BaseException as error:
                 tracebacks.hide(error)
                 raise
             finally:
-                recording.read(self)
+                recording.settle()
                 recording.leave(token)
 
         return __next__
@@ -77,7 +77,7 @@ def batches(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def backwards(site: Site, module: ModuleType, owner: Any) -> None:
-    """Time backwards and the steps of optimizers, and note losses."""
+    """Time backwards and the steps of optimizers."""
     recording = _recorder(site)
     _steps(site, recording)
 
@@ -96,38 +96,6 @@ def backwards(site: Site, module: ModuleType, owner: Any) -> None:
 
     site.wrap_hot(module, "backward", timed)
     skip_frames(vars(module)["backward"])
-
-
-def norms(site: Site, module: ModuleType, owner: Any) -> None:
-    """Note the gradient norms that ``clip_grad_norm_`` returns."""
-    recording = _recorder(site)
-
-    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
-        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-            norm = original(*args, **kwargs)
-            recording.clipped(norm)
-            return norm
-
-        return clip_grad_norm_
-
-    site.wrap_hot(module, "clip_grad_norm_", noted)
-    skip_frames(vars(module)["clip_grad_norm_"])
-
-
-def scales(site: Site, module: ModuleType, owner: Any) -> None:
-    """Recognise the loss that a gradient scaler multiplies."""
-    recording = _recorder(site)
-
-    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
-        def scale(self: Any, outputs: Any) -> Any:
-            made = original(self, outputs)
-            recording.scaled(outputs, made)
-            return made
-
-        return scale
-
-    site.wrap_hot(owner, "scale", noted)
-    skip_frames(vars(owner)["scale"])
 
 
 def _steps(site: Site, recording: Recorder) -> None:

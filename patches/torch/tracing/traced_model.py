@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -12,7 +11,7 @@ from ddpfix.layerdrop import cover, training
 from ddpfix.models import internals
 
 from ..internals.wrapper import inner
-from ..pipeline import ddp, optimizers
+from ..pipeline import ddp
 from ..unused.skipped_layers import layers_of
 from ..unused.states import REDUCTION
 from .step_row import StepRow
@@ -20,45 +19,27 @@ from .step_row import StepRow
 _HOST = torch.device("cpu")
 
 
-class Sink(Protocol):
-    """What takes the measurements of a model, see :class:`.recorder.Recorder`."""
-
-    row: StepRow
-    stock_layerdrop: bool
-
-    def here(self) -> bool: ...
-
-    def fed(self, inputs: Any, kwargs: Any) -> None: ...
-
-    def forward_begins(self) -> None: ...
-
-    def forward_ended(self) -> None: ...
-
-
 class Traced:
     """What a trace has of one model.
 
     Args:
-        number: how many models were wrapped before.
+        recorder: the ``Recorder`` of this process, which takes the measurements.
         first_layer: the number of its first layer in rows; the layers of all models are numbered one after the other.
         first_parameter: the same for parameters.
     """
 
-    def __init__(self, recorder: Sink, model: ddp.Wrapped, number: int, first_layer: int, first_parameter: int) -> None:
-        self._recorder, self._model, self.number = recorder, model, number
+    def __init__(self, recorder: Any, model: ddp.Wrapped, first_layer: int, first_parameter: int) -> None:
+        self._recorder, self._model = recorder, model
         self.first_layer, self.first_parameter = first_layer, first_parameter
         self._numbers: Dict[Tuple[str, int], int] = {}
         self.layers: List[str] = []
         modules = self._name_layers()
         # LayerDrop as it is shipped draws for itself, so that only the calls of the layers tell what it skipped.
         self._calls = LayerCalls(modules) if recorder.stock_layerdrop and modules else None
-        # What it communicates in a reduction: nothing where it is alone.
-        size = sum(each.numel() * each.element_size() for each in model.parameters)
-        self._bytes = 0 if optimizers.is_alone(model) else size
         # Where it is trained, whatever device is the current one.
         self.device = next((each.device for each in model.parameters), _HOST)
-        # Forwards since the last step, and those of them whose gradients are reduced.
-        self._forwards = self._reduced = 0
+        # Whether a forward has run since the last step.
+        self._has_run = False
         # Whether gradients of an earlier step were there when the first backward of this one began.
         self._kept = False
         self._seen: Optional[training.Step] = None
@@ -84,13 +65,11 @@ class Traced:
     def line(self) -> Dict[str, Any]:
         """Return the values of the ``model`` line."""
         return {
-            "number": self.number,
             "class": type(inner(self._model.wrapper)).__name__,
             "layers": self.layers,
             "first_layer": self.first_layer,
             "parameters": self._model.names,
             "first_parameter": self.first_parameter,
-            "wrapped_at": time.time(),
         }
 
     def fed(self, inputs: Any, kwargs: Any) -> None:
@@ -109,10 +88,8 @@ class Traced:
         if self._calls is not None:
             self._calls.end()
         if recorder.here():
-            self._forwards += 1
-            wrapper = self._model.wrapper
-            self._reduced += bool(wrapper.require_backward_grad_sync)
-            replica = training.replica_of(wrapper)
+            self._has_run = True
+            replica = training.replica_of(self._model.wrapper)
             step = replica.last if replica is not None else None
             if self._calls is not None:
                 numbers = [self.first_layer + number for number in self._calls.skipped()]
@@ -147,13 +124,12 @@ class Traced:
 
     def step_begins(self, row: StepRow) -> None:
         """Called before an optimizer's step: add what the forwards since the last one have left."""
-        if not self._forwards:
+        if not self._has_run:
             return
         unused = self._unused()
         if unused is not None:
             row.unused = [*(row.unused or []), *(self.first_parameter + index for index in unused)]
-        row.sent = (row.sent or 0) + self._reduced * self._bytes
-        self._forwards = self._reduced = 0
+        self._has_run = False
 
     def _unused(self) -> Optional[List[int]]:
         """Return the numbers of the parameters that got no gradient in the last reduction; None where nobody knows."""
