@@ -11,9 +11,19 @@ import os
 import subprocess
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Callable, Dict, List, Mapping, Sequence
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 Turns = Dict[str, List[float]]
+
+
+class Figure(NamedTuple):
+    """One measured number. ``target`` is the most that it may be; None where it only explains another one."""
+
+    name: str
+    value: float
+    unit: str
+    target: Optional[float] = None
+    note: str = ""
 
 
 def take_turns(runs: Mapping[str, Callable[[], float]], times: int) -> Turns:

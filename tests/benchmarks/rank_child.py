@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 import torch
 from torch import distributed as dist
@@ -104,25 +104,10 @@ def _slowest(values: Sequence[float]) -> float:
     return float(most.mean())
 
 
-def wrapping(quick: bool) -> Dict[str, List[float]]:
-    """Milliseconds that wrapping a model takes, in stock and with the comparison of the ranks."""
-
-    def wrapped(switched: Callable[[], Any]) -> float:
-        switched()
-        model = Stack(0.5)
-        dist.barrier()
-        begun = time.perf_counter()
-        DistributedDataParallel(model, find_unused_parameters=True)
-        return (time.perf_counter() - begun) * 1000
-
-    switch: Dict[str, Callable[[], Any]] = {"stock": engine.deactivate, "ours": lambda: engine.activate(log="off")}
-    return take_turns({name: functools.partial(wrapped, each) for name, each in switch.items()}, 2 if quick else 15)
-
-
 def main(folder: str, quick: bool) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = {"steps": [steps(rate, quick) for rate in RATES], "wrapping": wrapping(quick)}
+    found = [steps(rate, quick) for rate in RATES]
     if dist.get_rank() == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     dist.barrier()

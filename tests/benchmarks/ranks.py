@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Dict, Iterator, List, Optional
 
-from tests.benchmarks.measure import extra, middle_half
-from tests.benchmarks.report import Figure
+from tests.benchmarks.measure import Figure, middle_half
 from tests.support import ranks
 
 _CHILD, _PLAIN = (Path(__file__).with_name(f"{name}_child.py") for name in ("rank", "plain"))
@@ -20,19 +18,13 @@ MOST = 5.0
 LAYERS = (1, 50)
 
 
-@lru_cache(maxsize=None)
-def _found(folder: Path, quick: bool) -> Dict[str, Any]:
-    """What the ranks found; they are started once for both sections."""
+def a_step(folder: Path, quick: bool) -> List[Figure]:
+    """A step with shared decisions, against stock with find_unused_parameters=True and decisions of each rank's own."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(_CHILD)]
     command += [str(folder), *(["--quick"] if quick else [])]
     code, output = ranks.run(command, ranks.environment(), folder, 240)
     assert code == 0, output
-    return dict(json.loads((folder / "found.json").read_text()))
-
-
-def a_step(folder: Path, quick: bool) -> List[Figure]:
-    """A step with shared decisions, against stock with find_unused_parameters=True and decisions of each rank's own."""
-    return [figure for found in _found(folder, quick)["steps"] for figure in _of_rate(found)]
+    return [figure for found in json.loads((folder / "found.json").read_text()) for figure in _of_rate(found)]
 
 
 def _of_rate(found: Dict[str, Any]) -> Iterator[Figure]:
@@ -49,16 +41,6 @@ def _of_rate(found: Dict[str, Any]) -> Iterator[Figure]:
 def _of_stock(name: str, values: Dict[str, float], unit: str, target: Optional[float] = None) -> Figure:
     note = f"{values['ours']:.1f} / {values['stock']:.1f} {unit} a step"
     return Figure(name, values["ours"] / values["stock"], "x", target, note)
-
-
-def wrapping(folder: Path, quick: bool) -> List[Figure]:
-    """DistributedDataParallel(...) with the comparison of the ranks, and without ddpfix."""
-    turns = _found(folder, quick)["wrapping"]
-    more = extra(turns, "ours", "stock")
-    return [
-        Figure("added to DistributedDataParallel(...)", median(more), "ms", note=middle_half(more)),
-        Figure("DistributedDataParallel(...) in stock", median(turns["stock"]), "ms", note=middle_half(turns["stock"])),
-    ]
 
 
 def a_plain_step(folder: Path, quick: bool) -> List[Figure]:

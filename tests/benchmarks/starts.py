@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any, Callable, Dict, List, Set
 
 from tests.activation.support import ROOT, Place, empty_folder, new_place, start, succeed
-from tests.benchmarks.measure import extra, middle_half, process_ms, ratio, take_turns
-from tests.benchmarks.report import Figure
+from tests.benchmarks.measure import Figure, extra, middle_half, process_ms, ratio, take_turns
 
 # With -S the module site is not run yet, so that one .pth file can be timed by itself, as the only one.
 _ONE_PTH = (
