@@ -8,6 +8,7 @@ warning, and the training goes on.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -233,15 +234,9 @@ class Writer:
 
 def _put_aside(file: Path) -> None:
     """Give the file of an earlier process of this rank a number: nothing is overwritten."""
-    number = 1
-    if not file.exists():
-        return
-    while True:
-        aside = file.with_name(f"{file.stem}.{number}{file.suffix}")
-        if not aside.exists():
-            break
-        number += 1
-    file.rename(aside)
+    if file.exists():
+        names = (file.with_name(f"{file.stem}.{number}{file.suffix}") for number in itertools.count(1))
+        file.rename(next(name for name in names if not name.exists()))
 
 
 def _encoded(line: Row) -> bytes:

@@ -210,7 +210,7 @@ class Event:
     def query(self) -> bool:
         return self.there
 
-    def elapsed_time(self, end: "Event") -> float:
+    def elapsed_time(self, end: Event) -> float:
         if end.at < 0:
             raise RuntimeError("events of two devices")
         return 1000 * (end.at - self.at)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 from statistics import median
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -11,7 +10,7 @@ from ddpfix.cli.report import words
 from ddpfix.cli.report.summary import OUTLYING
 
 Data = Dict[str, Any]
-# Rows of a figure: bars of time, groups of parameters, and lines of memory, beyond which ranks share one.
+# Bars of time, groups of parameters, and lines of memory in a figure.
 _BARS, _GROUPS, _LINES = 48, 30, 4
 _INK, _GRID = "#1b2129", "#d4d9e0"
 # Of layers and compute time. Red is for ranks that hold up or disagree with the others, and for nothing else.
@@ -40,37 +39,25 @@ class Figure(NamedTuple):
     spec: Data
 
 
-class Ends(NamedTuple):
-    """The ends of axes and colours, which the figures of two runs have in common."""
-
-    total: float
-    own: Tuple[float, float]
-    gib: float
-
-
 def make(runs: Sequence[Data]) -> List[List[Figure]]:
-    """Return all figures for which a run has data, for each run."""
+    """Return all figures for which a run has data, for each run; axes and colours of all runs have the same ends."""
     totals = [each["total"] for data in runs for each in data["time"]["per_rank"] if each["total"] is not None]
     peaks = [record["bytes"] for data in runs for record in data["memory"]["records"]]
     own = [value for data in runs for row in data["time"]["own"] for value in row if value is not None]
-    ends = Ends(
-        max(totals, default=1.0) * 1.03 or 1.0,
-        _usual(own),
-        max(peaks, default=words.GIB) / words.GIB * 1.08 or 1.0,
-    )
-    return [_of(data, ends) for data in runs]
-
-
-def _of(data: Data, ends: Ends) -> List[Figure]:
-    found = [_layers(data), _bars(data, ends), _own(data, ends), _memory(data, ends), _unused(data)]
-    return [figure for figure in found if figure is not None]
-
-
-def _usual(values: Sequence[float]) -> Tuple[float, float]:
-    """Return the ends of a colour scale around the median that a few outliers do not flatten."""
-    middle = median(values) if values else 0.0
-    top = max([middle * (1 + _SPREAD), *(value for value in values if value <= OUTLYING * middle)], default=1.0) or 1.0
-    return max(0.0, 2 * middle - top), top
+    # A few outliers do not flatten the colours around the median.
+    middle = median(own) if own else 0.0
+    top = max([middle * (1 + _SPREAD), *(value for value in own if value <= OUTLYING * middle)], default=1.0) or 1.0
+    drawn = [
+        (
+            _layers(data),
+            _bars(data, max(totals, default=1.0) * 1.03 or 1.0),
+            _own(data, (max(0.0, 2 * middle - top), top)),
+            _memory(data, max(peaks, default=words.GIB) / words.GIB * 1.08 or 1.0),
+            _unused(data),
+        )
+        for data in runs
+    ]
+    return [[figure for figure in each if figure is not None] for each in drawn]
 
 
 def _layers(data: Data) -> Optional[Figure]:
@@ -86,7 +73,11 @@ def _layers(data: Data) -> Optional[Figure]:
         [None if share is None else share + (2 if parted else 0) for share, parted in zip(row, where)]
         for row, where in zip(shares, disagreed)
     ]
-    names = layer_names(layers["names"])
+    # encoder.layers.3 among others of its kind is layer 3.
+    parts = [name.split(".") for name in layers["names"]]
+    common = min(len(words.common(layers["names"])), *(len(each) - 1 for each in parts))
+    short = [".".join(each[common:]) for each in parts]
+    names = [f"layer {name}" if name.isdecimal() else name for name in short]
     labels = [f"{name}, {rank}" if len(ranks) > 1 else name for name in names for rank in ranks]
     spec = _heatmap(z, data["columns"], labels, _LAYERS, (0, 3), "skipped in %{customdata:.0%}", shares)
     about = (
@@ -96,60 +87,49 @@ def _layers(data: Data) -> Optional[Figure]:
     return Figure("layers", "Skipped layers by rank and step", about, spec)
 
 
-def _bars(data: Data, ends: Ends) -> Optional[Figure]:
-    time = data["time"]
+def _bars(data: Data, end: float) -> Optional[Figure]:
+    time, found = data["time"], data["time"]["straggler"]
     if time["mean"]["total"] is None:
         return None
-    found = time["straggler"]
-    groups = _groups(time["per_rank"], found["rank"] if found and found["clear"] else None)
+    shown = sorted(time["per_rank"], key=lambda each: -(each["own"] or each["total"] or 0.0))[:_BARS]
+    shown.sort(key=lambda each: int(each["rank"]))
+    straggler = found["rank"] if found and found["clear"] else None
     traces = [
         {
             "type": "bar",
             "orientation": "h",
             "name": {"wait": "waiting for other ranks"}.get(part, part),
-            "y": [_label(name) for name, _ in groups],
-            "x": [words.mean([each[part] for each in members]) or 0.0 for _, members in groups],
+            "y": [f"rank {each['rank']}{' (straggler)' if each['rank'] == straggler else ''}" for each in shown],
+            "x": [each[part] or 0.0 for each in shown],
             "marker": {"color": _PARTS[part]},
             "hovertemplate": "%{y}: %{x:.4f} s",
         }
         for part in time["parts"]
-        if any(each[part] for each in time["per_rank"])
+        if any(each[part] for each in shown)
     ]
     more: Data = {"barmode": "stack", "showlegend": True, "legend": {"orientation": "h"}}
-    drawn = _layout("seconds a step", "", max(170, min(660, 110 + 26 * len(groups))), **more)
-    drawn["xaxis"]["range"] = [0, ends.total]
+    drawn = _layout("seconds a step", "", max(170, min(660, 110 + 26 * len(shown))), **more)
+    drawn["xaxis"]["range"] = [0, end]
     drawn["yaxis"].update(autorange="reversed", type="category", showgrid=False)
     about = "Median seconds per step of each rank, first step excluded. Backward excludes the wait."
     if len(time["per_rank"]) > _BARS:
-        about += " A bar is the mean of neighbouring ranks; the straggler has a separate bar."
+        about += f" Shown: the {_BARS} ranks with the longest compute time."
     return Figure("time", "Time per step of each rank", about, {"data": traces, "layout": drawn})
 
 
-def _groups(per_rank: Sequence[Data], straggler: Optional[int]) -> List[Tuple[str, List[Data]]]:
-    """Return a bar a rank; of many ranks, a bar for neighbours, and one for the straggler alone."""
-    size = -(-len(per_rank) // _BARS)
-    parts = [list(per_rank[place : place + size]) for place in range(0, len(per_rank), size)]
-    alone = [[each] for each in per_rank if size > 1 and each["rank"] == straggler]
-    named = [(words.span(part[0]["rank"], part[-1]["rank"], "rank"), part) for part in [*alone, *parts]]
-    return [
-        (f"{name} (straggler)" if part[0]["rank"] == straggler and len(part) == 1 else name, part)
-        for name, part in named
-    ]
-
-
-def _own(data: Data, ends: Ends) -> Optional[Figure]:
+def _own(data: Data, ends: Tuple[float, float]) -> Optional[Figure]:
     own = data["time"]["own"]
     if not any(sum(value is not None for value in row) > 1 for row in own):
         return None
     labels = _ranks(data["rank_rows"])
-    spec = _heatmap(own, data["columns"], labels, _SECONDS, ends.own, "%{z:.4f} s of its own")
+    spec = _heatmap(own, data["columns"], labels, _SECONDS, ends, "%{z:.4f} s of its own")
     about = "Compute time per step, waits excluded. Red steps hold up the other ranks."
     if len(labels) < data["ranks"]:
         about += " A row shows the slowest of its ranks."
     return Figure("own", "Compute time of each rank, by step", about, spec)
 
 
-def _memory(data: Data, ends: Ends) -> Optional[Figure]:
+def _memory(data: Data, end: float) -> Optional[Figure]:
     memory = data["memory"]
     if not memory["records"] or len(data["columns"]) < 2:
         return None
@@ -173,21 +153,20 @@ def _memory(data: Data, ends: Ends) -> Optional[Figure]:
             "name": "new peak",
             "x": [record["step"] for record in records],
             "y": [record["bytes"] / words.GIB for record in records],
-            "text": [_told(record) for record in records],
+            "text": [
+                f"step {record['step']:,}, rank {record['rank']}: {words.size(record['bytes'])}"
+                + (f", batch {words.shape(record['shape'])}" if record["shape"] else "")
+                for record in records
+            ],
             "marker": {"color": _INK, "size": 9, "symbol": "diamond"},
             "hovertemplate": "%{text}<extra></extra>",
         }
     )
     what = "peak GPU memory" if memory["of"] == "gpu" else "resident memory of a process"
     drawn = _layout("step", f"{what}, GiB", 290, showlegend=True, legend={"orientation": "h", "y": 1.15})
-    drawn["yaxis"]["range"] = [0, ends.gib]
+    drawn["yaxis"]["range"] = [0, end]
     about = "The highest so far. A diamond marks a step that set a new peak; hover over it for the largest batch."
     return Figure("memory", "Memory over time", about, {"data": traces, "layout": drawn})
-
-
-def _told(record: Data) -> str:
-    batch = f", batch {words.shape(record['shape'])}" if record["shape"] else ""
-    return f"step {record['step']:,}, rank {record['rank']}: {words.size(record['bytes'])}{batch}"
 
 
 def _unused(data: Data) -> Optional[Figure]:
@@ -257,16 +236,6 @@ def _label(text: str, longest: int = 24) -> str:
     """Return a text for a figure: plotly reads tags and entities, which are escaped; long ones lose their beginning."""
     shown = text if len(text) <= longest else "\u2026" + text[1 - longest :]
     return html.escape(shown, quote=False)
-
-
-def layer_names(names: Sequence[str]) -> List[str]:
-    """Without what all begin with: ``encoder.layers.3`` among others of its kind is ``layer 3``."""
-    split = [name.split(".") for name in names]
-    common = 0
-    while all(len(parts) > common + 1 and parts[common] == split[0][common] for parts in split):
-        common += 1
-    short = [".".join(parts[common:]) for parts in split]
-    return [f"layer {name}" if re.fullmatch(r"\d+", name) else name for name in short]
 
 
 def _ranks(rows: Sequence[Sequence[int]]) -> List[str]:

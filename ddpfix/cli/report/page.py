@@ -5,11 +5,10 @@ from __future__ import annotations
 import html
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence, Tuple
 
 from plotly import io
 
-from ddpfix import __version__
 from ddpfix.cli.report import compare, figures, findings, words
 from ddpfix.rules.finding import BAD, GOOD, PLAIN, Finding, several
 
@@ -17,8 +16,8 @@ Data = Dict[str, Any]
 Row = Sequence[str]
 _STYLE = Path(__file__).with_name("page.css")
 _LEVELS = {BAD: "Needs attention", PLAIN: "Note", GOOD: "OK"}
-# Rows of a table; --json has all. Lines of ddpfix that the head has; the table has all.
-_ROWS, _SAID = 200, 3
+# Rows of a table; --json has all.
+_ROWS = 200
 # Later than this no trace was written, whatever a file says.
 _LATEST = 2**33
 
@@ -32,12 +31,12 @@ def make(runs: Sequence[Data], plotly: str) -> str:
     """
     title = text(" against ".join(data["name"] for data in runs))
     parts = [
-        _beside(runs, _head),
+        _beside(runs, map(_head, runs)),
         "<h2>Findings</h2>",
-        _beside(runs, _findings),
+        _beside(runs, map(_findings, runs)),
         _ratios(runs) if len(runs) == 2 else "",
         *_figures(runs),
-        *(part for heading, of in _TABLES.items() for part in (f"<h2>{heading}</h2>", _beside(runs, of))),
+        *(f"<h2>{heading}</h2>{_beside(runs, map(of, runs))}" for heading, of in _TABLES.items()),
     ]
     whole = "\n".join(
         [
@@ -59,12 +58,12 @@ def text(value: Any) -> str:
     return html.escape(str(value), quote=True)
 
 
-def _beside(runs: Sequence[Data], of: Callable[[Data], str]) -> str:
-    """Return the same of each run, below its name and beside each other where the screen is wide enough."""
+def _beside(runs: Sequence[Data], parts: Iterable[str]) -> str:
+    """Return the parts of each run, below its name and beside each other where the screen is wide enough."""
     if len(runs) == 1:
-        return of(runs[0])
-    parts = "".join(f"<div><h3>{text(data['name'])}</h3>{of(data)}</div>" for data in runs)
-    return f'<div class="runs">{parts}</div>'
+        return "".join(parts)
+    named = "".join(f"<div><h3>{text(data['name'])}</h3>{part}</div>" for data, part in zip(runs, parts))
+    return f'<div class="runs">{named}</div>'
 
 
 def _table(headings: Row, rows: Sequence[Row]) -> str:
@@ -78,9 +77,11 @@ def _table(headings: Row, rows: Sequence[Row]) -> str:
 
 
 def _head(data: Data) -> str:
-    """Return the command, when and how fast it ran, with what, and what ddpfix did."""
+    """Return the command, when and how fast it ran, with what, and how many fixes of ddpfix were there."""
     facts = "".join(f"<dt>{label}</dt><dd>{text(value)}</dd>" for label, value in _facts(data) if value)
-    return f"<dl>{facts}</dl><p>{text(did(data))}</p>"
+    ready = sum(each["state"] in ("applied", "registered") for each in data["patches"])
+    did = f"ddpfix {data['environment'].get('ddpfix') or ''} had {words.count(ready, 'fix', 'fixes')} ready."
+    return f"<dl>{facts}</dl><p>{text(did)}</p>"
 
 
 def _facts(data: Data) -> Iterator[Tuple[str, str]]:
@@ -97,6 +98,8 @@ def _facts(data: Data) -> Iterator[Tuple[str, str]]:
     yield "Steps", f"{data['steps']:,}"
     yield "Speed", f"{rate:,.3g} steps/s" if rate else ""
     yield "Ranks", f"{data['ranks']:,} of {data['world_size']:,}"
+    hosts = [f"{host} ({words.count(number, 'rank')})" for host, number in environment["hosts"].items() if host]
+    yield "Hosts", words.listed(hosts, 8)
     yield "Versions", ", ".join(f"{name} {version}" for name, version in toolkits.items() if version)
 
 
@@ -111,20 +114,6 @@ def _duration(environment: Data) -> str:
     if not _is_date(started) or not _is_date(until) or until <= started:
         return ""
     return f"{int(until - started) // 3600} h {int(until - started) % 3600 // 60} min {(until - started) % 60:.1f} s"
-
-
-def did(data: Data) -> str:
-    """Return in one sentence what ddpfix did in a run."""
-    version = data["environment"].get("ddpfix") or __version__
-    ready = sum(each["state"] in ("applied", "registered") for each in data["patches"])
-    lines = [each["text"] for each in data["events"] if each["level"] == "info"]
-    # The line at the start, whose number is here already.
-    said = [line.rstrip(".") for line in lines if not line.startswith("ddpfix ")]
-    head = f"ddpfix {version} had {ready:,} fix{'' if ready == 1 else 'es'} ready"
-    if not said:
-        return f"{head} and logged no change."
-    more = f"; {words.count(len(said) - _SAID, 'more line')} below" if len(said) > _SAID else ""
-    return f"{head} and logged: {'; '.join(said[:_SAID])}{more}."
 
 
 def _findings(data: Data) -> str:
@@ -154,10 +143,9 @@ def _figures(runs: Sequence[Data]) -> Iterator[str]:
     """Yield the figures, those of the same name together."""
     drawn = [{figure.name: figure for figure in each} for each in figures.make(runs)]
     for name in dict.fromkeys(name for each in drawn for name in each):
-        first = next(each[name] for each in drawn if name in each)
-        yield f"<h2>{text(first.title)}</h2><p>{text(first.about)}</p>"
-        found = {data["name"]: each.get(name) for data, each in zip(runs, drawn)}
-        yield _beside(runs, lambda data, found=found: _figure(found[data["name"]]))  # type: ignore[misc]
+        those = [each.get(name) for each in drawn]
+        first = next(figure for figure in those if figure is not None)
+        yield f"<h2>{text(first.title)}</h2><p>{text(first.about)}</p>{_beside(runs, map(_figure, those))}"
 
 
 def _figure(figure: Optional[figures.Figure]) -> str:
@@ -186,13 +174,7 @@ def _who(seen: Data, data: Data) -> str:
 def _lines(data: Data) -> str:
     """Return what ddpfix logged, warnings and errors first."""
     rows = [
-        [
-            each["text"],
-            each["level"],
-            "-" if each["step"] is None else f"{each['step']:,}",
-            f"{each['times']:,}",
-            _who(each, data),
-        ]
+        [each["text"], each["level"], words.number(each["step"]), words.number(each["times"]), _who(each, data)]
         for each in sorted(data["events"], key=lambda each: each["level"] == "info")
     ]
     return _table(["line", "level", "first step", "times", "ranks"], rows)
@@ -204,18 +186,4 @@ def _fixes(data: Data) -> str:
     return _table(["fix", "state", "reason", "ranks"], rows)
 
 
-def _ends(data: Data) -> str:
-    hosts = [f"{host} ({words.count(number, 'rank')})" for host, number in data["environment"]["hosts"].items() if host]
-    rows = [("hosts", words.listed(hosts, 8) or words.UNKNOWN)]
-    if data["earlier_processes"]:
-        rows.append(("earlier processes", f"{data['earlier_processes']:,} in this folder"))
-    rows += [(f"end of {several(each['ranks'])}", each["how"]) for each in data["ends"]]
-    return _table(["name", "value"], rows)
-
-
-_TABLES: Dict[str, Callable[[Data], str]] = {
-    "Settings": _settings,
-    "What ddpfix said": _lines,
-    "Fixes": _fixes,
-    "Ranks": _ends,
-}
+_TABLES: Dict[str, Callable[[Data], str]] = {"Settings": _settings, "What ddpfix said": _lines, "Fixes": _fixes}

@@ -14,9 +14,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ddpfix.cli.report import logged, memory
+from ddpfix.cli.report import logged, memory, words
 from ddpfix.cli.report.memory import Array
-from ddpfix.cli.report.words import mean
 from ddpfix.trace import reader
 
 VERSION = 1
@@ -44,7 +43,9 @@ class Rank:
         columns = run.steps
         self.rank = run.rank
         self.steps: Array = np.array(columns["step"], dtype=np.int64)
-        self.values: Dict[str, Array] = {name: np.array(columns[name], dtype=float) for name in (*SECONDS, "peak", "used", "reserved")}
+        self.values: Dict[str, Array] = {
+            name: np.array(columns[name], dtype=float) for name in (*SECONDS, "peak", "used", "reserved")
+        }
         self.peaks = memory.peaks(run.rank, self.steps, self.values["peak"], columns["shape"])
         self.growth = memory.growth(run.rank, self.steps, self.values["used"], columns["shape"])
         self.skipped, self.unused = Lists(columns["skipped"]), Lists(columns["unused"])
@@ -106,9 +107,8 @@ class Table:
 
 def load(folder: Path) -> Dict[str, Any]:
     """Return the trace in a folder, added up; TraceError where a file is damaged."""
-    files = reader.files(folder)
     runs, ranks = [], []
-    for _, attempt, file in files:
+    for _, attempt, file in reader.files(folder):
         if attempt is None:
             runs.append(reader.read_run(file))
             ranks.append(Rank(runs[-1]))
@@ -133,7 +133,6 @@ def load(folder: Path) -> Dict[str, Any]:
         "memory": _memory(table),
         "layers": _layers(table, layers),
         "unused": _unused(table, parameters),
-        "earlier_processes": len(files) - len(runs),
         **told,
     }
 
@@ -190,7 +189,7 @@ def _time(table: Table) -> Dict[str, Any]:
     return {
         "parts": list(PARTS),
         "per_rank": per_rank,
-        "mean": {name: mean([each[name] for each in means]) for name in (*PARTS, "total", "own")},
+        "mean": {name: words.mean([each[name] for each in means]) for name in (*PARTS, "total", "own")},
         "judged_steps": judged,
         "straggler": _straggler(per_rank, judged),
         # The steps that took a rank many times its usual time, and the longest of them.
@@ -312,11 +311,7 @@ def _unused(table: Table, names: List[str]) -> Dict[str, Any]:
 
 def _group(names: List[str], counts: Array, known: Array) -> Dict[str, Any]:
     """Return parameters with the same history, below one name: the part that all of them begin with."""
-    common: List[str] = []
-    for parts in zip(*(name.split(".") for name in names)):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
+    common = words.common(names)
     several = f"{'.'.join(common)}.* ({len(names)} parameters)" if common else f"{names[0]} and {len(names) - 1} more"
     return {
         "name": several if len(names) > 1 else names[0],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+import itertools
+from typing import List, Optional, Sequence
 
 GIB = 2**30
 UNKNOWN = "unknown"
@@ -14,9 +15,13 @@ def mean(values: Sequence[Optional[float]]) -> Optional[float]:
     return sum(known) / len(known) if known else None
 
 
-def count(number: float, name: str) -> str:
+def number(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def count(value: float, name: str, names: str = "") -> str:
     """``1 step``, ``12,000 steps``."""
-    return f"{number:,.0f} {name}{'' if number == 1 else 's'}"
+    return f"{value:,.0f} {name if value == 1 else names or name + 's'}"
 
 
 def seconds(value: Optional[float]) -> str:
@@ -51,6 +56,12 @@ def span(first: int, last: int, name: str = "") -> str:
     """``rank 3`` or ``ranks 0-19``; without a name, ``3`` or ``0-19``."""
     shown = str(first) if first == last else f"{first}-{last}"
     return f"{name}{'' if first == last else 's'} {shown}" if name else shown
+
+
+def common(names: Sequence[str]) -> List[str]:
+    """Return the parts that all dotted names begin with."""
+    parts = list(zip(*(name.split(".") for name in names)))
+    return [each[0] for each in itertools.takewhile(lambda each: len(set(each)) == 1, parts)]
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

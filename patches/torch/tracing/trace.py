@@ -21,30 +21,22 @@ from .traced_model import Traced
 
 
 class Recording:
-    """The recorder of one activation, which all targets of the patch share."""
+    """What all targets of the patch share in one activation."""
 
-    def __init__(self) -> None:
-        self._recorder: Optional[Recorder] = None
-
-    def of(self, site: Site) -> Recorder:
-        """Return the recorder; made when it is first asked for."""
-        if self._recorder is None:
-            self._recorder = Recorder(site)
-            # torch.compile leaves them alone.
-            for name, module in list(sys.modules.items()):
-                if name.startswith(f"{__package__}."):
-                    skip_module(module)
-            site.at_undo(self._end)
-        return self._recorder
-
-    def _end(self) -> None:
-        made, self._recorder = self._recorder, None
-        if made is not None:
-            made.end()
+    recorder: Optional[Recorder] = None
 
 
 def _recorder(site: Site) -> Recorder:
-    return site.keep(Recording).of(site)
+    """Return the recorder; made when it is first asked for."""
+    kept = site.keep(Recording)
+    if kept.recorder is None:
+        kept.recorder = Recorder(site)
+        site.at_undo(kept.recorder.end)
+        # torch.compile leaves them alone.
+        for name, module in list(sys.modules.items()):
+            if name.startswith(f"{__package__}."):
+                skip_module(module)
+    return kept.recorder
 
 
 def models(site: Site, module: ModuleType, owner: Any) -> None:
@@ -78,8 +70,9 @@ def batches(site: Site, module: ModuleType, owner: Any) -> None:
 
 def backwards(site: Site, module: ModuleType, owner: Any) -> None:
     """Time backwards and the steps of optimizers."""
-    recording = _recorder(site)
-    _steps(site, recording)
+    recording, steps = _recorder(site), site.keep(Steps)
+    steps.follow(Trace.place, recording.step_begins, recording.step_ended)
+    site.at_undo(lambda: steps.leave(Trace.place))
 
     def timed(original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,13 +89,6 @@ def backwards(site: Site, module: ModuleType, owner: Any) -> None:
 
     site.wrap_hot(module, "backward", timed)
     skip_frames(vars(module)["backward"])
-
-
-def _steps(site: Site, recording: Recorder) -> None:
-    """Have it called before and after the steps of all optimizers."""
-    steps = site.keep(Steps)
-    steps.follow(Trace.place, recording.step_begins, recording.step_ended)
-    site.at_undo(lambda: steps.leave(Trace.place))
 
 
 class Trace(ddp.Stage):
