@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence
 
 from ddpfix import log
 from ddpfix.background import Background
@@ -27,8 +27,6 @@ Row = Dict[str, Any]
 TICK = 1.0
 # A value that has not come from the GPU yet; rows with one wait for so many seconds.
 PENDING, PATIENCE = object(), 10.0
-# Seconds after which a line has the step under way.
-STALL = 2.0
 # Longer texts of events are cut short.
 _LONGEST_TEXT = 4000
 # Rows and lines that wait to be written.
@@ -64,9 +62,8 @@ class Writer:
         self._number: Optional[int] = None
         self._written = self._many = 0
         self._every = 1
-        # The step under way, until a line has it: its number, the shape of its batch, and when it began.
-        self._begun: Optional[Tuple[int, Any, float]] = None
-        self._largest, self._told, self._telling = 0.0, 0, threading.Lock()
+        # The largest batch so far, and the last step that has a line because of its batch.
+        self._largest = self._told = 0
         self._stop, self._asked, self._answered = threading.Event(), threading.Event(), threading.Event()
         self._thread: Optional[Background] = None
         self.on = False
@@ -92,8 +89,6 @@ class Writer:
 
     def row(self, row: Row) -> None:
         """Add a step row, whose wait may be PENDING until the thread that trains replaces it."""
-        with self._telling:
-            self._begun = None
         if self._told == row["step"] and self.on:
             # The row may come later: without this line, a kill in a later step would look like one in this step.
             self.line(schema.BEGIN, time=row["time"], step=row["step"] + 1)
@@ -101,25 +96,13 @@ class Writer:
         if row["step"] % self._every == 0:
             self._rows.append(row)
 
-    def begins(self, step: int, shape: Any) -> None:
-        """Note the step under way, in which the process may be killed.
-
-        A line has it if it takes longer than two seconds, and at once if its batch is larger than all before: in such
-        a step memory runs out, and there are few of them.
-        """
-        self._begun = step, shape, time.time()
+    def begins(self, step: int, shape: Sequence[int]) -> None:
+        """Have a line of a step whose batch is larger than all before: memory runs out in such a step."""
         size = math.prod(shape)
         if size > self._largest * _LARGER and self.on:
-            self._largest = size
-            self._tell_begun()
+            self._largest, self._told = size, step
+            self.line(schema.BEGIN, time=time.time(), step=step, shape=shape)
             self._ask(_MOMENT)
-
-    def _tell_begun(self) -> None:
-        with self._telling:
-            begun, self._begun = self._begun, None
-            if begun is not None:
-                self._told = begun[0]
-                self.line(schema.BEGIN, time=begun[2], step=begun[0], shape=begun[1])
 
     def urgent(self) -> None:
         """Write the lines now: the process may end without a word."""
@@ -163,9 +146,6 @@ class Writer:
                 return
             if is_asked:
                 self._asked.clear()
-            begun = self._begun
-            if begun is not None and time.time() - begun[2] >= STALL:
-                self._tell_begun()
             self.flush(patient=True)
             if is_asked:
                 self._answered.set()

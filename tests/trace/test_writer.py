@@ -104,16 +104,17 @@ def test_waits_of_a_gpu_are_waited_for_and_order_is_kept(tmp_path: Path, monkeyp
     assert steps(tmp_path)["step"][-1] == 4 and steps(tmp_path)["wait"][-1] is None
 
 
-def test_the_thread_writes_each_second_and_says_which_step_is_under_way(tmp_path: Path) -> None:
+def test_the_thread_writes_within_two_seconds_and_larger_batches_at_once(tmp_path: Path) -> None:
     one = made(tmp_path, threaded=True)
-    one.begins(1, [4, 9])
-    one.row(row(1))
-    one.begins(2, [4])
-    time.sleep(3.3)
+    for step, shape in ((1, [4, 9]), (2, [4, 9]), (3, [4, 10])):
+        one.begins(step, shape)
+        begun = reader.read(tmp_path).runs[0].begins
+        if step < 3:
+            one.row(row(step))
+    assert [(row["step"], row.get("shape")) for row in begun] == [(1, [4, 9]), (2, None), (3, [4, 10])]
+    time.sleep(2.2)
     run = reader.read(tmp_path).runs[0]
-    assert run.steps["step"] == [1] and run.end is None
-    # The first one is larger than all before; the second one takes long.
-    assert [(row["step"], row.get("shape")) for row in run.begins] == [(1, [4, 9]), (2, None), (2, [4])]
+    assert run.steps["step"] == [1, 2] and run.end is None
     one.close("ended")
 
 

@@ -172,7 +172,7 @@ class Recorder:
         """A training forward of a wrapped model is given these."""
         if self.here():
             try:
-                if self.row.fed(inputs, kwargs) and self.writer is not None:
+                if self.row.fed(inputs, kwargs) and self.writer is not None and self.row.shape is not None:
                     self.writer.begins(self.steps + 1, self.row.shape)
             except Exception as error:
                 # A tensor of a class of its own: it has no shape that could be told.
