@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Iterator, List, Tuple
 
 import pytest
 import torch
@@ -41,6 +41,16 @@ def end(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     assert ddpfix.deactivate() == []
 
 
+def small() -> Tuple[nn.Module, Any]:
+    layer = nn.Linear(2, 1)
+    return layer, torch.optim.SGD(layer.parameters(), lr=0.1)
+
+
+def train(layer: nn.Module, optimizer: Any) -> None:
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
 def recorder() -> Any:
     from ddpfix.patches.torch.tracing import trace
 
@@ -67,8 +77,7 @@ def test_optimizers_that_step_one_after_the_other_share_a_row(end: End) -> None:
             optimizer.zero_grad()
     # As a generator and its discriminator do: each has a backward before it.
     for part, optimizer in zip((one, other), both):
-        part(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
+        train(part, optimizer)
     steps = end().steps
     assert steps["step"] == [1, 2, 3, 4, 5]
     # No model is under DDP.
@@ -93,8 +102,7 @@ def test_a_closure_runs_its_backwards_within_the_step(end: End) -> None:
 
 
 def test_a_backward_that_fails_and_one_within_another(end: End) -> None:
-    layer = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer, optimizer = small()
 
     class Inner(torch.autograd.Function):
         @staticmethod
@@ -142,32 +150,19 @@ def test_a_step_that_fails_and_one_of_a_base_class(end: End) -> None:
 
 
 def test_what_other_threads_do_is_not_this_ones(end: End) -> None:
-    layer = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer, optimizer = small()
     for _ in range(2):
-        layer(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-    other = nn.Linear(2, 1)
-
-    def elsewhere() -> None:
-        other(torch.ones(1, 2)).sum().backward()
-        torch.optim.SGD(other.parameters(), lr=0.1).step()
-
-    thread = threading.Thread(target=elsewhere)
+        train(layer, optimizer)
+    thread = threading.Thread(target=train, args=small())
     thread.start()
     thread.join()
     assert end().steps["step"] == [1, 2]
 
 
 def test_an_error_of_the_trace_does_not_reach_the_program(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer, optimizer = small()
 
-    def train() -> None:
-        layer(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-
-    train()
+    train(layer, optimizer)
     running = recorder()
 
     def broken(*_: Any) -> None:
@@ -175,7 +170,7 @@ def test_an_error_of_the_trace_does_not_reach_the_program(end: End, monkeypatch:
 
     monkeypatch.setattr(running._waits, "settle", broken)
     for _ in range(3):
-        train()
+        train(layer, optimizer)
     assert not running.on
     monkeypatch.undo()
     run = end()
@@ -185,9 +180,7 @@ def test_an_error_of_the_trace_does_not_reach_the_program(end: End, monkeypatch:
 
 def test_lines_that_ddpfix_logs_are_events(end: End) -> None:
     log.info("before the first step")
-    layer = nn.Linear(2, 1)
-    layer(torch.ones(1, 2)).sum().backward()
-    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    train(*small())
     log.warning("a warning of test_single")
     log.warning("a warning of test_single")
     log.record("error", "rank 1 ended without a word")
