@@ -63,7 +63,9 @@ def test_a_failure_has_names_cause_and_fix(tmp_path: Path) -> None:
 
 
 def test_an_error_that_the_program_catches_is_explained_too(tmp_path: Path) -> None:
-    assert run(tmp_path / "run", {0: [event(DIAGNOSIS, 1.7e9, "diagnosis")]}, {}) == [DIAGNOSIS]
+    assert run(tmp_path / "run", {0: 2 * [event(DIAGNOSIS, 1.7e9, "diagnosis")]}, {}) == [DIAGNOSIS]
+    (told,) = summary.load(tmp_path / "run")["events"]
+    assert (told["times"], told["ranks"]) == (2, [0])
 
 
 LOST = endings.Lost(1, "process 7 on x", 7, 0, 8)

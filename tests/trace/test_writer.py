@@ -81,6 +81,9 @@ def test_events_do_not_fill_the_bound(tmp_path: Path) -> None:
     for number in range(2000):
         one.line(schema.EVENT, time=0.0, step=0, level="info", text=f"{number} " + "x" * 100)
     one.row(row(1))
+    one.flush()
+    for step in range(2, 2000):
+        one.row(row(step))
     one.close("ended")
     run = reader.read(tmp_path).runs[0]
     assert run.steps["step"] == [1] and 50 < len(run.events) < 100 and run.end is not None
