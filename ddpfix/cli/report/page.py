@@ -85,35 +85,26 @@ def _head(data: Data) -> str:
 
 
 def _facts(data: Data) -> Iterator[Tuple[str, str]]:
-    environment, started = data["environment"], data["environment"].get("started")
+    environment = data["environment"]
+    # A clock that was never set tells no date.
+    begun, until = (each if each and 0 < each < _LATEST else 0.0 for each in map(environment.get, ("started", "until")))
     rate = compare.rate(data) if data["steps"] > 1 else None
+    hosts = [f"{host} ({words.count(number, 'rank')})" for host, number in environment["hosts"].items() if host]
     toolkits = {
         "torch": environment.get("torch"),
         **(environment.get("toolkits") or {}),
         "Python": environment.get("python"),
     }
     yield "Command", environment.get("command") or ""
-    yield "Started", f"{datetime.fromtimestamp(started, timezone.utc):%Y-%m-%d %H:%M} UTC" if _is_date(started) else ""
-    yield "Duration", _duration(environment)
+    yield "Started", f"{datetime.fromtimestamp(begun, timezone.utc):%Y-%m-%d %H:%M} UTC" if begun else ""
+    if 0 < begun < until:
+        seconds = until - begun
+        yield "Duration", f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min {seconds % 60:.1f} s"
     yield "Steps", f"{data['steps']:,}"
     yield "Speed", f"{rate:,.3g} steps/s" if rate else ""
     yield "Ranks", f"{data['ranks']:,} of {data['world_size']:,}"
-    hosts = [f"{host} ({words.count(number, 'rank')})" for host, number in environment["hosts"].items() if host]
     yield "Hosts", words.listed(hosts, 8)
     yield "Versions", ", ".join(f"{name} {version}" for name, version in toolkits.items() if version)
-
-
-def _is_date(seconds: Optional[float]) -> bool:
-    return seconds is not None and 0 < seconds < _LATEST
-
-
-def _duration(environment: Data) -> str:
-    """Return the time from the start of the trace to its last line."""
-    started: Any = environment.get("started")
-    until: Any = environment.get("until")
-    if not _is_date(started) or not _is_date(until) or until <= started:
-        return ""
-    return f"{int(until - started) // 3600} h {int(until - started) % 3600 // 60} min {(until - started) % 60:.1f} s"
 
 
 def _findings(data: Data) -> str:
