@@ -50,7 +50,11 @@ def _layers(data: Data) -> List[Finding]:
             f" {layers['first_step_with_disagreement']:,}. Most affected: {layers['names'][worst]}"
             f" ({words.count(layers['disagreed_steps'][worst], 'step')})."
         )
-        return [Finding("layers", (), text, advice=_advice_on_layers(data))]
+        chosen = [each["value"] for each in data["ddpfix_settings"] if each["name"] == "layerdrop"]
+        advice = "docs/layerdrop.md lists the supported models, and how to add one"
+        if chosen not in ([], ["sync"]):
+            advice = f"unset DDPFIX_LAYERDROP={chosen[0]}, which lets each rank draw its own layers"
+        return [Finding("layers", (), text, advice=advice)]
     mean = layers["mean_skipped"] or 0.0
     if not mean:
         return [Finding("layers", (), f"No layer was skipped in {words.count(data['steps'], 'step')}.", level=GOOD)]
@@ -59,14 +63,6 @@ def _layers(data: Data) -> List[Finding]:
         text = f"All ranks skipped the same layers in all {words.count(compared, 'step')} (on average {skipped})."
         return [Finding("layers", (), text, level=GOOD)]
     return [Finding("layers", (), f"The trace has one rank, which skipped {skipped} on average.", level=PLAIN)]
-
-
-def _advice_on_layers(data: Data) -> str:
-    chosen = [each for each in data["ddpfix_settings"] if each["name"] == "layerdrop" and each["value"] != "sync"]
-    if chosen:
-        name = f"DDPFIX_LAYERDROP={chosen[0]['value']}"
-        return f"unset {name}, which lets each rank draw its own layers"
-    return "docs/layerdrop.md lists the supported models, and how to add one"
 
 
 def _straggler(data: Data) -> List[Finding]:
@@ -80,9 +76,11 @@ def _straggler(data: Data) -> List[Finding]:
         often = f"{found['slowest_steps']:,} of {words.count(data['time']['judged_steps'], 'step')}"
         text = f"No straggler. Slowest: rank {found['rank']} with {own} a step (other ranks {others}; medians)"
         return [Finding("time", (), f"{text}, slowest in {often}.", level=GOOD)]
+    share = found["others_wait_share"] or 0.0
+    cost = f"; they wait {words.percent(share)} of their time" if share >= 0.01 else ""
     text = (
         f"Rank {found['rank']} is a straggler: {words.seconds(found['own'])} a step, other ranks"
-        f" {words.seconds(found['others'])} (medians, waits excluded){_cost(found)}. It was the slowest in"
+        f" {words.seconds(found['others'])} (medians, waits excluded){cost}. It was the slowest in"
         f" {found['slowest_steps']:,} of {words.count(data['time']['judged_steps'], 'step')}."
     )
     if found["part"] and found["part_seconds"] > found["part_others"]:
@@ -92,11 +90,6 @@ def _straggler(data: Data) -> List[Finding]:
         )
         return [Finding("time", [found["rank"]], text, advice=_ADVICE[found["part"]])]
     return [Finding("time", [found["rank"]], text)]
-
-
-def _cost(found: Data) -> str:
-    share = found["others_wait_share"]
-    return f"; they wait {words.percent(share)} of their time" if share and share >= 0.01 else ""
 
 
 def _outliers(data: Data) -> List[Finding]:
@@ -128,10 +121,11 @@ def _memory(data: Data) -> List[Finding]:
         return [Finding("memory", (), f"{what} stayed flat: {where}.", level=GOOD)]
     # Each record is higher than the one before: the batch behind the largest rise is what a reader looks for.
     before, most = max(zip(records, records[1:]), key=lambda pair: float(pair[1]["bytes"] - pair[0]["bytes"]))
+    batch = f" (largest batch {words.shape(most['shape'])})" if most["shape"] else ""
     text = (
         f"{what} rose from {words.size(first['bytes'])} in step {first['step']:,} to {words.size(last['bytes'])} in"
         f" step {last['step']:,}. Largest rise: {words.size(most['bytes'] - before['bytes'])} in step"
-        f" {most['step']:,} on rank {most['rank']}{_batch(most)}."
+        f" {most['step']:,} on rank {most['rank']}{batch}."
     )
     if last["bytes"] < first["bytes"] * 1.5:
         return [Finding("memory", (), text, level=PLAIN)]
@@ -148,12 +142,6 @@ def _growth(what: str, growth: Data) -> Finding:
     return Finding(
         "memory", [growth["rank"]], text, advice="keep loss.item() or output.detach(), and reset metrics each epoch"
     )
-
-
-def _batch(record: Dict[str, Any]) -> str:
-    if not record["shape"]:
-        return ""
-    return f" (largest batch {words.shape(record['shape'])})"
 
 
 def _unused(data: Data) -> List[Finding]:
