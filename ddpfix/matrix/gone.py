@@ -32,6 +32,8 @@ GONE: Dict[str, str] = {
         f"{fix}_off": f"DDPFIX_{fix.upper().replace('.', '_')}=0 switches {fix} off, whatever DDPFIX_LAYERDROP says"
         for fix in (*(f"{toolkit}.layerdrop" for toolkit in _SKIPPING), "nemo.depth")
     },
+    "funasr.unused": "torch.finalize trains these models; ++train_conf.find_unused_parameters=true works, too",
+    "speechbrain.spec_augment": "torch.finalize trains models whose masked_spec_embed is never used",
     "transformers.outputs": "transformers 4.33 and newer register their outputs with torch",
     "transformers.renaming": "transformers 4.36.1 and newer rename a checkpoint on one rank",
     "speechbrain.frozen_parameters": "SpeechBrain 0.5.11 and newer freeze what has freeze=True",

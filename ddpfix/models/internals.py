@@ -17,21 +17,10 @@ def version(tensor: Any) -> int:
     return int(tensor._version)
 
 
-def parameters_in(module: Any) -> Dict[str, Any]:
-    """Return a module's own dictionary of its parameters, the frozen and the missing ones too."""
-    found: Dict[str, Any] = module._parameters
-    return found
-
-
 def buffers_in(module: Any) -> Dict[str, Any]:
     """Return a module's own dictionary of its buffers."""
     found: Dict[str, Any] = module._buffers
     return found
-
-
-def has_forward_hooks(module: Any) -> bool:
-    """Return whether something is called before or after a module's forward."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def named_modules(root: Any) -> Iterator[Tuple[str, Any]]:

@@ -14,12 +14,10 @@ AT = "torch.nn.parallel.distributed:DistributedDataParallel.__init__"
 
 # (what it is for, function of the model), in the order of the matrix.
 HOOKS: Registry[Tuple[str, Callable[[Any], Any]]] = Registry(AT)
-BEFORE, BEFORE_WAITING, NOT_REENTRANT, EXCLUDES, REASON, ALTERNATIVE = (
+BEFORE, NOT_REENTRANT, EXCLUDES, ALTERNATIVE = (
     "before it is wrapped",
-    "before it is wrapped by what waits for each gradient",
     "cannot train with reentrant checkpoints",
     "excludes the flag",
-    "needs the flag",
     "trains without the flag",
 )
 
@@ -27,26 +25,22 @@ BEFORE, BEFORE_WAITING, NOT_REENTRANT, EXCLUDES, REASON, ALTERNATIVE = (
 _USER_CHOICE: ContextVar[Tuple[bool, Optional[bool]]] = ContextVar("ddpfix_user_choice", default=(False, None))
 
 
-def before_wrap(site: Site, action: Callable[[Any], object], waiting: bool = False) -> None:
-    """Have ``action(model)`` called before DDP or FSDP wraps a model, on every rank.
-
-    Args:
-        waiting: after the others, and only where something waits for the gradient of each parameter: DDP and FSDP do.
-    """
-    site.register(HOOKS, (BEFORE_WAITING if waiting else BEFORE, action))
+def before_wrap(site: Site, action: Callable[[Any], object]) -> None:
+    """Have ``action(model)`` called before DDP or FSDP wraps a model, on every rank."""
+    site.register(HOOKS, (BEFORE, action))
 
 
 def _hooks(purpose: str) -> List[Callable[[Any], Any]]:
     return [hook for each, hook in HOOKS if each == purpose]
 
 
-def run_before_wrap(model: Any, waiting: bool = True) -> Optional[Exception]:
+def run_before_wrap(model: Any) -> Optional[Exception]:
     """Call everything that registered with :func:`before_wrap`; returns what one of them raised.
 
     The other ranks have to learn of it before anything is raised, or they would wait for this one.
     """
     try:
-        for action in [*_hooks(BEFORE), *(_hooks(BEFORE_WAITING) if waiting else ())]:
+        for action in _hooks(BEFORE):
             action(model)
     except Exception as error:
         log.warning(
@@ -74,16 +68,6 @@ def excludes(site: Site, what: Callable[[Any], str]) -> None:
 def excluded(model: Any) -> List[str]:
     """Return the traits of a model that ``find_unused_parameters=True`` excludes, as messages."""
     return _answers(EXCLUDES, model)
-
-
-def needs_flag(site: Site, reason: Callable[[Any], str]) -> None:
-    """Have ``reason(model)`` say why a model needs ``find_unused_parameters`` ("": it does not), until undo."""
-    site.register(HOOKS, (REASON, reason))
-
-
-def reasons(model: Any) -> List[str]:
-    """Return why this model needs ``find_unused_parameters``, as messages; empty if there is no known reason."""
-    return _answers(REASON, model)
 
 
 def _answers(purpose: str, model: Any) -> List[str]:

@@ -1,8 +1,7 @@
-"""A short hash of a method's source, by which we recognise code that we have examined.
+"""A short hash of a place's source, by which we recognise code that we have examined.
 
 The hash is of the syntax tree without docstrings, annotations and line numbers, so that formatting and comments do not
-count, and it is the same under every version of Python. All methods of the class that the first one may call count, so
-a subclass that overrides one of them has another hash.
+count, and it is the same under every version of Python.
 """
 
 from __future__ import annotations
@@ -14,24 +13,11 @@ import inspect
 import textwrap
 from functools import lru_cache, reduce
 from types import FunctionType, ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional
-
-from ddpfix.user_code import module_of
+from typing import Any, Iterator, List, Optional
 
 # Fields that do not change what the code does, or are not there in every version of Python.
 _IGNORED_FIELDS = frozenset(("annotation", "returns", "ctx", "kind", "type_comment", "type_params", "type_ignores"))
 _DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-def of_forward(module: Any) -> Optional[str]:
-    """Return the hash of what a module's forward does; None if a source is missing, or the instance has methods."""
-    owner = type(module)
-    if any(callable(value) and hasattr(owner, name) for name, value in vars(module).items()):
-        return None
-    try:
-        return digest("forward", lambda name: _parsed(_method(owner, name)))
-    except (OSError, TypeError, SyntaxError, StopIteration):
-        return None
 
 
 def of_place(module: ModuleType, attribute: str) -> Optional[str]:
@@ -79,42 +65,6 @@ def of_node(node: ast.AST) -> str:
     """Return the hash of a definition, or of a module."""
     whole = node if isinstance(node, ast.Module) else ast.Module(body=[node], type_ignores=[])  # type: ignore[list-item]
     return hashlib.sha256(canonical(whole).encode()).hexdigest()[:12]
-
-
-def digest(first: str, find: Callable[[str], Optional[ast.AST]]) -> str:
-    """Return the hash of a method and of those that it may call; ``find(name)`` gives a method's tree, or None."""
-    found: Dict[str, str] = {}
-    waiting = [first]
-    while waiting:
-        name = waiting.pop()
-        tree = None if name in found else find(name)
-        if tree is not None:
-            found[name] = canonical(tree)
-            waiting.extend(sorted({node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}))
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:12]
-
-
-def _method(owner: type, name: str) -> Optional[FunctionType]:
-    """Return the function behind a name of the class; methods that torch gives every module do not count."""
-    for level in owner.__mro__:
-        if name in vars(level):
-            found = vars(level)[name]
-            found = found.__func__ if type(found) in (staticmethod, classmethod) else found
-            torch_own = module_of(level).split(".")[0] == "torch"
-            # A proxy around a function is not the function: left out, it makes another hash.
-            return found if type(found) is FunctionType and not torch_own else None
-    return None
-
-
-def _parsed(function: Optional[FunctionType]) -> Optional[ast.AST]:
-    if function is None:
-        return None
-    # By the code object: a wrapper must not count as the function that it wraps.
-    source = inspect.getsource(function.__code__)
-    # A docstring may be indented less than its function, so the text cannot be moved to the left.
-    tree = ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-    return next(node for node in ast.walk(tree) if isinstance(node, functions))
 
 
 def canonical(node: Any) -> str:

@@ -46,8 +46,6 @@ class Result:
     twice: List[str] = field(default_factory=list)
     # Modules that skip layers at random: name, kind (the class) and rate, the largest where there are several.
     skips: List[Dict[str, Any]] = field(default_factory=list)
-    # Other known reasons why DDP has to look for unused parameters, of patches that are active.
-    reasons: List[str] = field(default_factory=list)
     # What is recomputed in backward: name, kind, and whether its checkpoint is reentrant.
     checkpointing: List[Dict[str, Any]] = field(default_factory=list)
     # How DDP was asked for.
@@ -65,7 +63,7 @@ class Result:
         inside = [(skip, f"{skip['name']}." if skip["name"] else "") for skip in self.skips]
         trains = [skip for skip, begin in inside if any(name.startswith(begin) for name in names)]
         skipping = [f"{skip['kind']} (rate {skip['rate']:g}) skips layers at random" for skip in trains]
-        reasons = [*dict.fromkeys(skipping), *self.reasons]
+        reasons = list(dict.fromkeys(skipping))
         # A layer that was skipped in each of a few steps runs in a later one.
         above = tuple(begin for _, begin in inside) if reasons else ()
         idle = [name for name in self.always if name not in self.outside and not name.startswith(above)]
@@ -127,7 +125,6 @@ def of_model(found: Mapping[str, Any]) -> List[str]:
         ("no gradient, sometimes", _without(found, list(found["sometimes"]))),
         ("cause", _short(list(dict.fromkeys(found["why"].values())))),
         ("skips layers", [f"{names}: rate {rate:g}" for names, rate in skips]),
-        ("other reasons", found["reasons"]),
         ("checkpointing", [f"{names}: {kinds[reentrant]}" for names, reentrant in checkpointing]),
         ("setting", [found["setting"] or "none"]),
         ("line to paste", [found["line"]] if found["line"] else []),

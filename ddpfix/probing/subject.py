@@ -138,7 +138,6 @@ class Subject:
             {"name": name, "kind": type(module).__name__, "rate": float(rate)}
             for name, module, rate in cover.active(self.model)
         ]
-        found.reasons = wrap_hooks.reasons(self.model)
         found.checkpointing = [
             {"name": self.modules.get(module, ""), "kind": type(module).__name__, "reentrant": is_reentrant}
             for module, is_reentrant in self._checkpointed.items()

@@ -5,47 +5,25 @@ Nothing here knows of FunASR or torch, and nothing draws from a global random st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from random import Random
-from typing import Callable, Iterable, List, Optional, Sequence
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, TypeVar
 
+T = TypeVar("T")
 Batch = List[int]
 Measure = Callable[[int], float]
 
 
-@dataclass
-class Counts:
-    """What became of an epoch's samples (the first four) and batches.
+# What became of an epoch's samples (the first four) and batches: samples left out that are longer or shorter than the
+# toolkit's limit, that alone exceed the batch size, or that stand in a last batch that is not full (``drop_last``);
+# batches that were over a limit and became several, that had no sample, that one rank got a second time, or that one
+# rank left out, so that all ranks have as many.
+KINDS = ("long", "short", "budget", "last", "split", "empty", "repeated", "cut")
+Counts = Dict[str, int]
 
-    Attributes:
-        long: samples longer than the toolkit's limit, left out.
-        short: samples shorter than the toolkit's limit, left out.
-        budget: samples that alone exceed the batch size, left out.
-        last: samples of a last batch that is not full, left out on request (``drop_last``).
-        split: batches that were over a limit and became several.
-        empty: batches without a sample, removed.
-        repeated: batches that one rank got a second time, so that all ranks have as many.
-        cut: batches that one rank left out, so that all ranks have as many.
-    """
 
-    long: int = 0
-    short: int = 0
-    budget: int = 0
-    last: int = 0
-    split: int = 0
-    empty: int = 0
-    repeated: int = 0
-    cut: int = 0
-
-    def numbers(self) -> List[int]:
-        return [int(getattr(self, field.name)) for field in fields(self)]
-
-    @classmethod
-    def summed(cls, rows: Iterable[Sequence[int]]) -> Counts:
-        return cls(*(sum(column) for column in zip(*rows)))
-
-    def any(self) -> bool:
-        return any(self.numbers())
+def counts() -> Counts:
+    return dict.fromkeys(KINDS, 0)
 
 
 @dataclass(frozen=True)
@@ -53,9 +31,7 @@ class Limits:
     """What a batch has to keep to; None stands for no limit.
 
     Attributes:
-        length: how the toolkit measures a sample against ``longest``.
-        longest: longest sample that may pass.
-        shortest: shortest sample that may pass.
+        length: how the toolkit measures a sample against ``longest`` and ``shortest``.
         cost: what a sample weighs in the batch size: its length, or 1 where samples are counted.
         budget: largest number of rows times the largest cost.
         frames: length of a sample in frames.
@@ -68,12 +44,8 @@ class Limits:
     frames: Measure
     shortest: Optional[float] = None
 
-    def over(self, batch: Sequence[int]) -> bool:
-        """Return whether a batch is over its budget."""
-        return self.exceeded(len(batch), max(map(self.cost, batch)))
-
     def exceeded(self, rows: int, cost: float) -> bool:
-        """Return the same for a batch of so many rows with this largest cost."""
+        """Return whether a batch of so many rows with this largest cost is over its budget."""
         return self.budget is not None and rows * cost > self.budget
 
     def area(self, batch: Sequence[int]) -> float:
@@ -89,12 +61,15 @@ def hold(batches: Iterable[Batch], limits: Limits, counts: Counts) -> List[Batch
     held: List[Batch] = []
     for batch in batches:
         if not batch:
-            counts.empty += 1
+            counts["empty"] += 1
             continue
-        short = _passing(batch, limits, counts)
-        parts = _split(short, limits)
-        counts.split += len(parts) > 1
-        held.extend(parts)
+        passing = _passing(batch, limits, counts)
+        if passing and limits.exceeded(len(passing), max(map(limits.cost, passing))):
+            parts = _greedy(passing, limits)
+            counts["split"] += len(parts) > 1
+            held.extend(parts)
+        elif passing:
+            held.append(passing)
     return held
 
 
@@ -103,20 +78,14 @@ def _passing(batch: Batch, limits: Limits, counts: Counts) -> Batch:
     kept = []
     for index in batch:
         if limits.longest is not None and limits.length(index) > limits.longest:
-            counts.long += 1
+            counts["long"] += 1
         elif limits.shortest is not None and limits.length(index) < limits.shortest:
-            counts.short += 1
-        elif limits.budget is not None and limits.cost(index) > limits.budget:
-            counts.budget += 1
+            counts["short"] += 1
+        elif limits.exceeded(1, limits.cost(index)):
+            counts["budget"] += 1
         else:
             kept.append(index)
     return batch if len(kept) == len(batch) else kept
-
-
-def _split(batch: Batch, limits: Limits) -> List[Batch]:
-    if not batch:
-        return []
-    return [batch] if not limits.over(batch) else _greedy(batch, limits)
 
 
 def _greedy(order: Iterable[int], limits: Limits) -> List[Batch]:
@@ -142,20 +111,21 @@ def filled(order: Sequence[int], buffer: int, limits: Limits, counts: Counts) ->
 
 def whole_steps(batches: Sequence[Batch], ranks: int, seed: int, counts: Counts) -> List[Batch]:
     """Return the batches and, if the last step is not full, some of them a second time."""
-    missing = -len(batches) % ranks
-    if not batches or not missing:
-        return list(batches)
-    counts.repeated += missing
-    return [*batches, *again(batches, missing, seed)]
+    missing = -len(batches) % ranks if batches else 0
+    counts["repeated"] += missing
+    return evened(batches, len(batches) + missing, seed)
 
 
-def again(batches: Sequence[Batch], count: int, seed: int) -> List[Batch]:
-    """``count`` batches to be repeated: different ones, as long as there are any."""
+def evened(batches: Sequence[Batch], target: int, seed: int) -> List[Batch]:
+    """Return as many batches as ``target`` says: the first ones, or all and some of them a second time.
+
+    The repeated ones are different, as long as there are any.
+    """
     random = Random(seed)
-    chosen: List[Batch] = []
-    while len(chosen) < count:
-        chosen.extend(random.sample(list(batches), min(len(batches), count - len(chosen))))
-    return chosen
+    given = list(batches[:target])
+    while len(given) < target:
+        given += random.sample(list(batches), min(len(batches), target - len(given)))
+    return given
 
 
 def mixed(batches: Sequence[Batch], ranks: int, seed: int, limits: Limits) -> List[Batch]:
@@ -166,22 +136,14 @@ def mixed(batches: Sequence[Batch], ranks: int, seed: int, limits: Limits) -> Li
     """
     steps = [batches[start : start + ranks] for start in range(0, len(batches), ranks)]
     Random(seed).shuffle(steps)
-    if steps:
-        largest = max(range(len(steps)), key=lambda number: max(map(limits.area, steps[number])))
-        steps.insert(0, steps.pop(largest))
-    return [batch for step in steps for batch in step]
+    return [batch for step in _largest_first(steps, lambda step: max(map(limits.area, step))) for batch in step]
 
 
 def largest_first(batches: Sequence[Batch], limits: Limits) -> List[Batch]:
     """Return the batches in their order, but for the one that needs most memory, which is first (:func:`mixed`)."""
-    if not batches:
-        return []
-    largest = max(range(len(batches)), key=lambda number: limits.area(batches[number]))
-    return [batches[largest], *batches[:largest], *batches[largest + 1 :]]
+    return _largest_first(batches, limits.area)
 
 
-def evened(batches: Sequence[Batch], target: int, seed: int) -> List[Batch]:
-    """As many batches as ``target`` says: the first ones, or all and some of them a second time."""
-    if len(batches) >= target:
-        return list(batches[:target])
-    return [*batches, *again(batches, target - len(batches), seed)]
+def _largest_first(parts: Sequence[T], size: Callable[[T], float]) -> List[T]:
+    largest = max(range(len(parts)), key=lambda number: size(parts[number]), default=0)
+    return [*parts[largest : largest + 1], *parts[:largest], *parts[largest + 1 :]]

@@ -13,7 +13,7 @@ import sys
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Callable, ContextManager, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.monitor import last_words
@@ -33,7 +33,6 @@ class Run:
         cfg: what hydra composed from file and command line, as a nested dict; may be changed before the download.
         kwargs: what ``main`` is about to get; may be changed before ``main``.
         held: what was taken out of ``cfg`` before the download, and goes back before ``main``.
-        read_by_us: names in train_conf that a fix of ours reads, where the release itself does not.
     """
 
     namespace: Dict[str, Any]
@@ -41,7 +40,6 @@ class Run:
     cfg: Dict[str, Any] = field(default_factory=dict)
     kwargs: Dict[str, Any] = field(default_factory=dict)
     held: Dict[str, Any] = field(default_factory=dict)
-    read_by_us: FrozenSet[str] = frozenset()
 
     @property
     def ds(self) -> bool:
@@ -58,13 +56,12 @@ _RUN: ContextVar[Optional[Run]] = ContextVar("ddpfix_funasr_run", default=None)
 
 
 class Hooks:
-    """What the fixes of one activation do at the training entry, and the names in train_conf that only they read."""
+    """What the fixes of one activation do at the training entry."""
 
     def __init__(self) -> None:
         self.before_download: Registry[Hook] = Registry(_AT)
         self.before_main: Registry[Hook] = Registry(_AT)
         self.around_main: Registry[Around] = Registry(_AT)
-        self.names: Registry[str] = Registry(_AT)
 
 
 def install(site: Site, module: ModuleType, owner: Any) -> None:
@@ -96,11 +93,6 @@ def before_main(site: Site, hook: Hook) -> None:
 def around_main(site: Site, factory: Around) -> None:
     """Have ``factory(run)``, a context manager, in force while ``main`` runs."""
     site.register(site.keep(Hooks).around_main, factory)
-
-
-def reads(site: Site, name: str) -> None:
-    """Declare that a fix gives ``train_conf.<name>`` its meaning, so that nobody calls it unread."""
-    site.register(site.keep(Hooks).names, name)
 
 
 def _decorated(hooks: Hooks, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -140,7 +132,7 @@ def _is_entry(task: Any) -> bool:
 def _with_hooks(hooks: Hooks, task: Any) -> Any:
     @functools.wraps(task)
     def main_hydra(cfg: Any) -> Any:
-        run = Run(task.__globals__, _typed(), read_by_us=frozenset(hooks.names))
+        run = Run(task.__globals__, _typed())
         try:
             with temporary.assigned(_RUN, run), _main_replaced(hooks, run):
                 return task(_prepared(hooks, run, cfg))

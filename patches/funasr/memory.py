@@ -22,6 +22,7 @@ from ddpfix.user_code import module_of
 
 from . import epochs
 from .batches import Batch, Counts, Limits, Measure, filled, hold, largest_first, mixed, whole_steps
+from .batches import counts as new_counts
 
 # These make one list of batches, which they deal to the ranks; the others make only their own rank's.
 _ONE_LIST = ("CustomDistributedBufferDynamicBatchSampler", "EspnetStyleBatchSampler")
@@ -44,7 +45,7 @@ def samplers(site: Site, module: ModuleType, owner: Any) -> None:
     def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Batch]:
             limits = limits_of(self, owner.__name__)
-            counts = Counts()
+            counts = new_counts()
             plan = _one_list if owner.__name__ in _ONE_LIST else _own_list
             batches = plan(original, self, owner.__name__, limits, counts)
             note(known, self, batches, counts, limits)
@@ -69,9 +70,9 @@ def note(known: epochs.Samplers, sampler: Any, batches: List[Batch], counts: Cou
     if epoch is not None:
         epoch.counts, epoch.batches = counts, len(batches)
         epoch.hints = {
-            "long": f"dataset_conf.max_token_length={limits.longest}",
-            "short": f"dataset_conf.min_token_length={limits.shortest}",
-            "budget": f"dataset_conf.batch_size={limits.budget}",
+            "long": f"max_token_length={limits.longest}",
+            "short": f"min_token_length={limits.shortest}",
+            "budget": f"batch_size={limits.budget}",
         }
 
 
@@ -138,7 +139,7 @@ def _one_list(original: Any, sampler: Any, kind: str, limits: Limits, counts: Co
         batches = mixed(batches, ranks, sampler.epoch, limits)
     if sampler.rank != 0 and not rank_split(sampler.dataset):
         # All ranks have counted the same: rank 0 reports.
-        vars(counts).update(vars(Counts()))
+        counts.update(new_counts())
     if kind == "EspnetStyleBatchSampler":
         each = len(batches) // ranks
         own = batches[sampler.rank * each : (sampler.rank + 1) * each]
@@ -182,13 +183,13 @@ def _missed(sampler: Any, missing: int, share: Any, limits: Limits, counts: Coun
     if missing <= 0:
         return
     if not sampler.drop_last:
-        counts.long += missing
+        counts["long"] += missing
         return
-    own = counts.long
+    own = counts["long"]
     longest = float("inf") if limits.longest is None else limits.longest
     long = sum(limits.length(index) > longest for index in share)
-    counts.long = long
-    counts.last += max(0, missing + own - long)
+    counts["long"] = long
+    counts["last"] += max(0, missing + own - long)
 
 
 def replan(site: Site, module: ModuleType, owner: Any) -> None:
@@ -208,7 +209,7 @@ def replan(site: Site, module: ModuleType, owner: Any) -> None:
 def _len(samplers: epochs.Samplers) -> Callable[..., Any]:
     def make(original: Any) -> Callable[..., int]:
         def __len__(self: Any) -> int:
-            planned = samplers.given(self)
+            planned = samplers.given.get(self)
             return original(self) if planned is None else planned
 
         return __len__
@@ -220,7 +221,7 @@ def _iter(samplers: epochs.Samplers) -> Callable[..., Any]:
     def make(original: Any) -> Callable[..., Any]:
         def __iter__(self: Any) -> Iterator[Batch]:
             dataset, number = _epoch_of(self, samplers)
-            limits, counts = _old_limits(self, dataset), Counts()
+            limits, counts = _old_limits(self, dataset), new_counts()
             order = list(range(len(dataset)))
             if self.shuffle:
                 random.Random(number).shuffle(order)
@@ -233,7 +234,7 @@ def _iter(samplers: epochs.Samplers) -> Callable[..., Any]:
                 batches = mixed(batches, ranks, number, limits)
             if rank != 0:
                 # All ranks have counted the same: rank 0 reports.
-                counts = Counts()
+                counts = new_counts()
             batches = batches[rank::ranks]
             note(samplers, self, batches, counts, limits)
             return iter(batches)
@@ -290,5 +291,5 @@ def _share(sampler: Any, dataset: Any) -> Tuple[int, int]:
 def _full_steps(batches: List[Batch], ranks: int, counts: Counts) -> List[Batch]:
     """Leave out a last step that not all ranks have a batch for."""
     end = len(batches) - len(batches) % ranks
-    counts.last += sum(map(len, batches[end:]))
+    counts["last"] += sum(map(len, batches[end:]))
     return batches[:end]

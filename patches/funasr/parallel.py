@@ -7,12 +7,9 @@ one: half a DeepSpeed run, DDP under the name of FSDP, and from 1.4.2 on replica
 from __future__ import annotations
 
 import contextlib
-import os
-from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, Dict, Iterator
+from typing import Any, Iterator
 
-from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 
@@ -37,44 +34,25 @@ def agree(site: Site, module: ModuleType, owner: Any) -> None:
 def normalise(run: entry.Run) -> None:
     """Give both places the same value; the top level wins, as in 1.4.2 and later. A ValueError stops the run."""
     conf = section(run.kwargs, "train_conf")
-    names = [name for name in ("use_fsdp", "use_deepspeed", "use_ddp") if name in run.kwargs or name in conf]
-    if not names:
-        return
-    wanted = {name: _wanted(run.kwargs, conf, name) for name in names}
+    names = [name for name in ("use_fsdp", "use_deepspeed") if name in run.kwargs or name in conf]
+    wanted = {}
+    for name in names:
+        at_top = run.kwargs.get(name) is not None
+        value, key = (run.kwargs[name], name) if at_top else (conf.get(name), f"train_conf.{name}")
+        wanted[name] = bool(truth(value, key))
     if wanted.get("use_fsdp"):
         raise ValueError(_FSDP.format(entry="would not synchronise the ranks" if run.ds else "would use DDP"))
-    # main hands these to Trainer itself, so that it must not find them in train_conf as well.
-    for name in ("use_fsdp", "use_ddp"):
-        conf.pop(name, None)
-    if "use_ddp" in names:
-        log.info("use_ddp is not a FunASR setting: FunASR uses DDP whenever there is more than one process")
-    if "use_deepspeed" in names:
+    # main hands this to Trainer itself, so that it must not find it in train_conf as well.
+    conf.pop("use_fsdp", None)
+    if "use_deepspeed" in wanted:
         conf["use_deepspeed"] = run.kwargs["use_deepspeed"] = wanted["use_deepspeed"]
-    if wanted.get("use_deepspeed"):
-        conf["deepspeed_config"] = run.kwargs["deepspeed_config"] = _deepspeed(run, conf)
-    run.kwargs["train_conf"] = conf
-
-
-def _wanted(kwargs: Dict[str, Any], conf: Dict[str, Any], name: str) -> bool:
-    at_top = kwargs.get(name) is not None
-    value, key = (kwargs[name], name) if at_top else (conf.get(name), f"train_conf.{name}")
-    return bool(truth(value, key))
-
-
-def _deepspeed(run: entry.Run, conf: Dict[str, Any]) -> str:
-    """Path of DeepSpeed's own configuration; raises ValueError where this run cannot use DeepSpeed."""
-    if not run.ds:
-        raise ValueError(_NO_DEEPSPEED)
-    if run.namespace.get("deepspeed") is None:
-        if find_spec("deepspeed") is not None:
-            raise ValueError("use_deepspeed: deepspeed cannot be imported. Run python -c 'import deepspeed' to see why")
-        raise ValueError("use_deepspeed: deepspeed is not installed. Run pip install deepspeed, or remove the setting")
-    path = str(run.kwargs.get("deepspeed_config") or conf.get("deepspeed_config") or "")
-    if not os.path.exists(path):
-        raise ValueError(
-            f"use_deepspeed: train_conf.deepspeed_config={path!r} does not exist. Give DeepSpeed's JSON file"
-        )
-    return path
+        if wanted["use_deepspeed"] and not run.ds:
+            raise ValueError(_NO_DEEPSPEED)
+        if wanted["use_deepspeed"]:
+            path = run.kwargs.get("deepspeed_config") or conf.get("deepspeed_config")
+            conf["deepspeed_config"] = run.kwargs["deepspeed_config"] = str(path or "")
+    if names:
+        run.kwargs["train_conf"] = conf
 
 
 @contextlib.contextmanager

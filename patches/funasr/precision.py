@@ -14,7 +14,7 @@ from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 
-from . import entry, trainers
+from . import trainers
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -53,7 +53,6 @@ def train(site: Site, module: ModuleType, owner: Any) -> None:
             return wrapped(*args, **kwargs)
 
     if is_swallowed:
-        entry.reads(site, "use_bf16")
         site.wrap(owner, "__init__", built)
     site.wrap(owner, trainers.method(owner, "train_epoch"), epoch)
 

@@ -15,7 +15,7 @@ from ddpfix.uneven.loader import Held, policy
 from ddpfix.user_code import module_of
 
 from . import epochs
-from .batches import Batch, Counts, evened
+from .batches import Batch, evened
 
 
 def even(site: Site, module: ModuleType, owner: Any) -> None:
@@ -62,38 +62,24 @@ def _evened(stop: bool, held: Held, known: epochs.Samplers) -> Callable[..., Any
 
 
 def _agreed(epoch: epochs.Epoch, known: epochs.Samplers, sampler: Any, batches: List[Batch], stop: bool) -> List[Batch]:
-    """This rank's batches, as many as on all others."""
-    numbers = [row[0] for row in epochs.gather_counts(epoch, len(batches))]
-    target = _target(epoch, sampler, numbers, stop)
+    """Return this rank's batches, as many as on all others; RuntimeError on every rank: one has nothing to train on."""
+    rows = epoch.gather(len(batches))
+    numbers = [row["batches"] for row in rows]
+    empty = [str(rank) for rank, number in enumerate(numbers) if not number]
+    resumed = not any(numbers) and getattr(sampler, "start_step", 0) > 0
+    if empty and epoch.training and not resumed:
+        few = "; the list has fewer utterances than ranks, or its limits (max_source_length) leave none"
+        raise RuntimeError(
+            f"ddpfix: {epoch.name}: {len(empty)} of {len(numbers)} ranks have no batch (rank {', '.join(empty)})"
+            f"{epoch.changes() or few}. Use fewer ranks, or raise the limit."
+        )
+    target = min(numbers) if stop and not empty else max(numbers)
     if target and not batches:
         # Only in validation, where fewer samples than ranks are no reason to stop a training run.
         batches = [[min(range(len(sampler.dataset)), key=sampler.dataset.get_source_len)]]
     epoch.batches = target
-    assert epoch.ranks is not None
-    for row, number in zip(epoch.ranks, numbers):
-        row[_REPEATED] += max(0, target - number)
-        row[_CUT] += max(0, number - target)
-    even_batches = evened(batches, target, epoch.number)
-    known.counted(sampler, len(even_batches))
-    return even_batches
-
-
-# Where a rank's row in the table has them: from the end, after the number of batches.
-_REPEATED, _CUT = -2, -1
-
-
-def _target(epoch: epochs.Epoch, sampler: Any, numbers: List[int], stop: bool) -> int:
-    """Return how many batches each rank is to have; RuntimeError on every rank, if one has nothing to train on."""
-    empty = [str(rank) for rank, number in enumerate(numbers) if not number]
-    resumed = not any(numbers) and getattr(sampler, "start_step", 0) > 0
-    if empty and epoch.training and not resumed:
-        assert epoch.ranks is not None
-        left_out = epochs.changes(epoch, Counts.summed(row[1:] for row in epoch.ranks))
-        raise RuntimeError(
-            f"ddpfix: {epoch.name}: {len(empty)} of {len(numbers)} ranks have no batch (rank {', '.join(empty)})"
-            f"{left_out or '; the list has fewer utterances than ranks, or its limits (max_source_length) leave none'}."
-            " Use fewer ranks, or raise the limit."
-        )
-    if not stop or empty:
-        return max(numbers)
-    return min(numbers)
+    for row, number in zip(rows, numbers):
+        row["repeated"] += max(0, target - number)
+        row["cut"] += max(0, number - target)
+    known.counted(sampler, target)
+    return evened(batches, target, epoch.number)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, Dict, List, Mapping, NoReturn, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Set
 
 from ddpfix.patching.site import Registry, Site
 
+from . import parser
 from .parser import Option
 
 
@@ -37,34 +38,6 @@ class Item:
         return [f"--{self.option.name}{sign}{value}", *self.words[1:]]
 
 
-def items(argv: Sequence[str], path: str, options: Mapping[str, Option], keys: Collection[str]) -> List[Item]:
-    """Return the command line without the yaml's path, as items in their order."""
-    found: List[Item] = []
-    rest = list(argv)
-    rest.remove(path)
-    for word in rest:
-        if word.startswith("--"):
-            found.append(Item([word], _option(word[2:].partition("=")[0], options, keys)))
-        elif found and found[-1].takes():
-            found[-1].words.append(word)
-        else:
-            found.append(Item([word]))
-    return found
-
-
-def _option(name: str, options: Mapping[str, Option], keys: Collection[str]) -> Optional[Option]:
-    """Return the run option that a name stands for; None for a key of the yaml, and for what is unclear."""
-    if name in options or name in keys:
-        return options.get(name)
-    plain = name.replace("-", "_")
-    if plain in options:
-        return options[plain]
-    prefixed = [option for known, option in options.items() if plain and known.startswith(plain)]
-    # What the release itself knows comes first: an abbreviation keeps its meaning.
-    prefixed = [option for option in prefixed if option.real] or prefixed
-    return prefixed[0] if len(prefixed) == 1 else None
-
-
 @dataclass
 class Line:
     """One command line.
@@ -76,31 +49,67 @@ class Line:
         items: the command line without the yaml, in its order.
         user_values: what was typed for each run option, as a truth value for flags and as text for others.
         values: the run options as they will be returned.
+        typed: the names of those that were typed, or set as if they had been.
+        of_yaml: the names of those that the yaml has set.
     """
 
     arg_parser: argparse.ArgumentParser
     options: Dict[str, Option]
     tree: Mapping[str, Any]
     path: str
-    items: List[Item]
+    items: List[Item] = field(default_factory=list)
     user_values: Dict[str, Any] = field(default_factory=dict)
     values: Dict[str, Any] = field(default_factory=dict)
     typed: Set[str] = field(default_factory=set)
     of_yaml: Set[str] = field(default_factory=set)
+
+    def read(self, argv: Sequence[str]) -> None:
+        """Take the words apart; end the run for a flag's value that is no truth value."""
+        rest = list(argv)
+        rest.remove(self.path)
+        for word in rest:
+            if word.startswith("--"):
+                self.items.append(Item([word], self._option(word[2:].partition("=")[0])))
+            elif self.items and self.items[-1].takes():
+                self.items[-1].words.append(word)
+            else:
+                self.items.append(Item([word]))
+        for item in self.items:
+            if item.option is None:
+                continue
+            name, value = item.option.name, " ".join(item.texts)
+            self.user_values[name] = value
+            if item.option.kind == "flag":
+                self.user_values[name] = parser.truth(value) if item.texts else True
+                if self.user_values[name] is None:
+                    self.fail(f"--{name}={value}: use {parser.ACCEPTED}")
+
+    def _option(self, name: str) -> Optional[Option]:
+        """Return the run option that a name stands for; None for a key of the yaml, and for what is unclear."""
+        if name in self.options or name in self.tree:
+            return self.options.get(name)
+        plain = name.replace("-", "_")
+        if plain in self.options:
+            return self.options[plain]
+        prefixed = [option for known, option in self.options.items() if plain and known.startswith(plain)]
+        # What the release itself knows comes first: an abbreviation keeps its meaning.
+        prefixed = [option for option in prefixed if option.real] or prefixed
+        return prefixed[0] if len(prefixed) == 1 else None
 
     def argv(self) -> List[str]:
         """Return the line as every release's parser takes it: the yaml in front, a flag only where it is true.
 
         An option that the release does not have is an override where the yaml has the key, as shipped.
         """
-        kept = [each for each in self.items if each.option is None or self._stays(each.option)]
-        flags = [option for option in self.options.values() if option.real and option.kind == "flag"]
-        given = [each for each in flags if self.user_values.get(each.name)]
-        bare = [f"--{each.name}" if each.bare else f"--{each.name}=True" for each in given]
-        return [self.path, *(word for item in kept for word in item.argv()), *bare]
-
-    def _stays(self, option: Option) -> bool:
-        return option.kind != "flag" if option.real else option.name in self.tree
+        words: List[str] = [self.path]
+        for item in self.items:
+            option = item.option
+            if option is None or (option.kind != "flag" if option.real else option.name in self.tree):
+                words += item.argv()
+        for option in self.options.values():
+            if option.real and option.kind == "flag" and self.user_values.get(option.name):
+                words.append(f"--{option.name}" if option.bare else f"--{option.name}=True")
+        return words
 
     def has(self, name: str) -> bool:
         """Return whether the release's own parser has the option."""

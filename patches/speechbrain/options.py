@@ -22,7 +22,7 @@ import re
 import sys
 from importlib import import_module
 from types import MethodType, ModuleType
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Tuple
 
 from ddpfix import log
 from ddpfix.matrix.settings import near
@@ -30,8 +30,7 @@ from ddpfix.modules import globals_of
 from ddpfix.patching.site import Site
 
 from . import device, parser, precision
-from .line import Hooks, Line, items
-from .parser import Option
+from .line import Hooks, Line
 
 Parsed = Tuple[str, Any, str]
 Given = Tuple[bool, Any]
@@ -93,10 +92,17 @@ def parse(hooks: Hooks, owner: Any, wrapped: Any, args: Any, kwargs: Any) -> Par
     """Return the result of the release's parser for the intended line: yaml path, run options, overrides as yaml."""
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("arg_list")
     argv = [str(word) for word in (sys.argv[1:] if given is None else given)]
+    yaml = next((word for word in argv if word.lower().endswith((".yaml", ".yml")) and word[:1] != "-"), None)
     try:
-        line = _line(owner, argv)
-        if line is not None:
-            return _finished(hooks, line, wrapped(line.argv()))
+        if yaml is not None and not {"-h", "--help", "--"} & set(argv):
+            arg_parser, ours = parser.of(owner), (*device.OPTIONS, *precision.OPTIONS)
+            known = {**{option.name: option for option in ours}, **parser.options(arg_parser)}
+            line = Line(arg_parser, known, _read_yaml(yaml), yaml)
+            line.read(argv)
+            _name_misplaced(line)
+            precision.check(line)
+            path, run_opts, overrides = wrapped(line.argv())
+            return path, _finished(hooks, line, run_opts), overrides
     except Exception as error:
         # What is not accepted ends by SystemExit; anything else is a fault of ours, and no reason to end the job.
         log.warning(f"could not read the command line ({error!r}). SpeechBrain gets it unchanged")
@@ -104,58 +110,24 @@ def parse(hooks: Hooks, owner: Any, wrapped: Any, args: Any, kwargs: Any) -> Par
     return path, run_opts, overrides
 
 
-def _line(owner: Any, argv: List[str]) -> Optional[Line]:
-    """Return what was typed, or None where the release's parser has to see it as it is."""
-    path = next((word for word in argv if word.lower().endswith((".yaml", ".yml")) and word[:1] != "-"), None)
-    if path is None or {"-h", "--help", "--"} & set(argv):
-        return None
-    arg_parser = parser.of(owner)
-    known = {**{option.name: option for option in (*device.OPTIONS, *precision.OPTIONS)}, **parser.options(arg_parser)}
-    tree = _read_yaml(path)
-    line = Line(arg_parser, known, tree, path, items(argv, path, known, tree))
-    for item in line.items:
-        if item.option is not None:
-            line.user_values[item.option.name] = _typed(line, item.option, item.texts)
-    _name_misplaced(line)
-    precision.check(line)
-    return line
-
-
-def _typed(line: Line, option: Option, texts: List[str]) -> Any:
-    """Return what was typed for a run option, or end the run if that is no truth value and has to be one."""
-    text = " ".join(texts)
-    if option.kind != "flag":
-        return text
-    value = parser.truth(text) if texts else True
-    if value is None:
-        line.fail(f"--{option.name}={text}: use {parser.ACCEPTED}")
-    return value
-
-
-def _finished(hooks: Hooks, line: Line, result: Parsed) -> Parsed:
-    path, run_opts, overrides = result
+def _finished(hooks: Hooks, line: Line, run_opts: Any) -> Any:
     line.values = dict(run_opts.items())
     line.typed = set(line.user_values)
     for name, value in line.user_values.items():
         if line.options[name].kind == "flag" or not line.has(name):
             line.values[name] = value
-    _count_steps(line)
-    _apply_yaml(line)
-    device.launcher(line)
-    device.normalise(line)
-    precision.normalise(line)
-    for hook in list(hooks):
+    for name in set(line.options) - line.typed - {"local_rank", "distributed_launch"}:
+        # Put the yaml's values in the run options for which nothing was typed.
+        value = _plain(line.tree.get(name)) if line.has(name) else None
+        if line.options[name].kind == "flag" and not isinstance(value, (bool, int)):
+            # What is no truth value is something else of the same name.
+            value = parser.truth(value)
+        if value is not None:
+            line.values[name] = value
+            line.of_yaml.add(name)
+    for hook in (device.launcher, device.normalise, precision.normalise, *hooks):
         hook(line)
-    return path, _returned(line, run_opts), overrides
-
-
-def _count_steps(line: Line) -> None:
-    """Make ``--optimizer_step_limit`` a number, or end the run: from 1.1.0 on it is a text that ``Brain`` compares."""
-    limit = line.values.get("optimizer_step_limit")
-    if isinstance(limit, str):
-        if not limit.isdigit():
-            line.fail(f"--optimizer_step_limit={limit}: use a whole number")
-        line.values["optimizer_step_limit"] = int(limit)
+    return _returned(line, run_opts)
 
 
 def _returned(line: Line, run_opts: Any) -> Any:
@@ -229,17 +201,3 @@ def _override(tree: Mapping[str, Any], path: List[str], value: Any, key: str, te
     for name in reversed(path[1:]):
         inner = f"{{{name}: {inner}}}"
     return f"--{path[0]}='{inner}'"
-
-
-def _apply_yaml(line: Line) -> None:
-    """Put the yaml's values in the run options for which nothing was typed."""
-    for name in filter(line.has, line.options):
-        value = _plain(line.tree.get(name))
-        if name in line.typed or name == "local_rank" or value is None:
-            continue
-        if line.options[name].kind == "flag":
-            # What is no truth value is something else of the same name.
-            value = value if isinstance(value, (bool, int)) else parser.truth(value)
-        if value is not None:
-            line.values[name] = value
-            line.of_yaml.add(name)

@@ -23,7 +23,6 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import torch
 from torch import distributed
 
-from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 
@@ -59,7 +58,19 @@ def _run_on_main(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         return wrapped(*args, **kwargs)
     before = dict(_values(brain))
     result = wrapped(*args, **kwargs)
-    _carry(brain, before)
+    main = distributed.get_rank() == 0
+    # repr tells nan from nan no more than it tells 1 from True apart.
+    changed = {key: now for key, now in _values(brain) if main and repr(before.get(key)) != repr(now)}
+    sent = [changed]
+    distributed.broadcast_object_list(sent, src=0)
+    tables = {where: table for where, table, _ in _tables(brain)} if not main and sent[0] else {}
+    for (where, name), value in sent[0].items():
+        if where not in tables:
+            continue
+        if isinstance(tables[where].get(name), torch.Tensor):
+            tables[where][name].fill_(value)
+        else:
+            tables[where][name] = value
     return result
 
 
@@ -71,82 +82,40 @@ def _validated(func: Any = None, args: Any = None, *others: Any, **more: Any) ->
     return None
 
 
-def _carry(brain: Any, before: Dict[Key, Any]) -> None:
-    main = distributed.get_rank() == 0
-    # repr tells nan from nan no more than it tells 1 from True apart.
-    changed = {key: now for key, now in _values(brain) if main and repr(before.get(key)) != repr(now)}
-    sent = [changed]
-    distributed.broadcast_object_list(sent, src=0)
-    if main or not sent[0]:
-        return
-    holders = dict(_holders(brain))
-    for (where, name), value in sent[0].items():
-        if where in holders:
-            _set(holders[where], name, value)
-        else:
-            log.debug(f"on_stage_end changed {where}.{name} on rank 0; this rank has no such object")
-
-
-def _set(holder: Any, name: str, value: Any) -> None:
-    held = holder if isinstance(holder, dict) else vars(holder)
-    if isinstance(held.get(name), torch.Tensor):
-        held[name].fill_(value)
-    elif isinstance(holder, dict):
-        holder[name] = value
-    else:
-        setattr(holder, name, value)
-
-
 def _values(brain: Any) -> Iterator[Tuple[Key, Any]]:
     """Everything that is carried if it changes, as copies."""
-    for where, holder in _holders(brain):
-        items = holder if isinstance(holder, dict) else vars(holder)
-        for name, value in items.items():
-            if isinstance(holder, dict) and isinstance(value, torch.Tensor) and value.numel() == 1:
+    for where, table, is_group in _tables(brain):
+        for name, value in table.items():
+            if is_group and isinstance(value, torch.Tensor) and value.numel() == 1:
                 value = value.item()
-            if isinstance(name, str) and _is_plain(value):
+            parts = value if type(value) in (list, tuple) and len(value) <= _LONGEST else [value]
+            if isinstance(name, str) and all(type(part) in _PLAIN for part in parts):
                 yield (where, name), copy.deepcopy(value)
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple) and len(value) <= _LONGEST:
-        return all(type(part) in _PLAIN for part in value)
-    return type(value) in _PLAIN
+def _tables(brain: Any) -> Iterator[Tuple[str, Dict[str, Any], bool]]:
+    """(name, settings, whether they are an optimizer's), in the same order on all ranks.
 
-
-def _holders(brain: Any) -> Iterator[Tuple[str, Any]]:
-    """By name, in the same order on all ranks: parameter groups (dicts), and objects with plain values."""
-    hparams = getattr(brain, "hparams", None)
-    roots = {"brain": brain, "hparams": hparams, "epoch_counter": _COUNTER.get()}
+    Of the Brain, its hparams, the epoch counter, and what these hold, also in dicts and lists (several optimizers).
+    Models, data and code are left out: nothing that a stage's end decides on.
+    """
+    others = (torch.nn.Module, torch.Tensor, torch.utils.data.DataLoader, torch.utils.data.Dataset, type, ModuleType)
     seen: List[int] = []
+    roots = {"brain": brain, "hparams": getattr(brain, "hparams", None), "epoch_counter": _COUNTER.get()}
     for root, holder in roots.items():
-        if not hasattr(holder, "__dict__"):
-            continue
-        for where, candidate in [(root, holder), *((f"{root}.{name}", value) for name, value in _parts(holder))]:
-            if id(candidate) not in seen:
-                seen.append(id(candidate))
-                yield from _of(where, candidate)
-
-
-def _parts(holder: Any) -> Iterator[Tuple[str, Any]]:
-    """Yield the values that an object holds, also in its dicts and lists (several optimizers)."""
-    for name, value in list(vars(holder).items()):
-        if type(value) is dict:
-            yield from ((f"{name}.{key}", part) for key, part in value.items())
-        elif type(value) in (list, tuple) and len(value) < 100:
-            yield from ((f"{name}.{number}", part) for number, part in enumerate(value))
-        else:
-            yield name, value
-
-
-def _of(where: str, candidate: Any) -> Iterator[Tuple[str, Any]]:
-    if isinstance(candidate, torch.optim.Optimizer):
-        yield from ((f"{where}.{number}", group) for number, group in enumerate(candidate.param_groups))
-    elif hasattr(candidate, "__dict__") and not _is_other(candidate):
-        yield where, candidate
-
-
-def _is_other(candidate: Any) -> bool:
-    """Models, data and code: nothing that a stage's end decides on."""
-    kinds = (torch.nn.Module, torch.Tensor, torch.utils.data.DataLoader, torch.utils.data.Dataset, type, ModuleType)
-    return isinstance(candidate, kinds) or hasattr(candidate, "__code__")
+        parts = [(root, holder)]
+        for name, value in list(getattr(holder, "__dict__", {}).items()):
+            if type(value) is dict:
+                parts += [(f"{root}.{name}.{key}", part) for key, part in value.items()]
+            elif type(value) in (list, tuple) and len(value) < 100:
+                parts += [(f"{root}.{name}.{number}", part) for number, part in enumerate(value)]
+            else:
+                parts.append((f"{root}.{name}", value))
+        for where, part in parts:
+            if id(part) in seen or not hasattr(part, "__dict__"):
+                continue
+            seen.append(id(part))
+            if isinstance(part, torch.optim.Optimizer):
+                yield from ((f"{where}.{number}", group, True) for number, group in enumerate(part.param_groups))
+            elif not isinstance(part, others) and not hasattr(part, "__code__"):
+                yield where, vars(part), False

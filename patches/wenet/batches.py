@@ -6,7 +6,7 @@ What ranks exchange about the next batch: how many have one, and how many have f
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Iterable, Iterator, List, Optional, Sequence
 
 import torch
 from torch import distributed
@@ -15,14 +15,11 @@ from ddpfix import log
 from ddpfix.exchange import failure_records
 from ddpfix.monitor import error_file
 from ddpfix.patching import temporary
-from ddpfix.system import System
 from ddpfix.uneven import async_sum
 from ddpfix.uneven.loader import NOTHING, AgreedEpoch
 
 from ..torch.internals.tensors import is_norm
 
-# How long a rank counts what it leaves out (seconds); a loader that is slower than this has "at least" so many.
-_COUNTING = 1.0
 # Each rank reads some lines of the list, and none where there are fewer lines than ranks.
 _FEWER = "Use fewer ranks, or a data list of more lines (utterances, shards)"
 
@@ -118,22 +115,24 @@ class Epoch(AgreedEpoch):
 
     def ended(self) -> None:
         if self.filled:
-            _tell_filled(self)
+            trained = _by_rank(self.trained, self.group)
+            log.info(
+                f"ranks had {min(trained)} to {max(trained)} batches in this epoch: each took {self.steps} steps, and"
+                " added zeros once it had no more batches. DDPFIX_UNEVEN=stop ends at the shortest instead"
+            )
+        elif self.having and not self.steps:
+            # On all ranks, as they stop at once.
+            raise RuntimeError(
+                f"ddpfix: {self.size - self.having} of {self.size} ranks have no batch at all, and uneven=stop ends at"
+                f" the shortest.\n{_FEWER}; under DDP, DDPFIX_UNEVEN=join trains the rest."
+            )
         elif self.having:
-            _tell_left(self)
+            log.info(
+                f"ranks stopped after {self.steps} steps, when the first one had no more batches. What {self.having}"
+                " ranks still have is left out in this epoch; under DDP, DDPFIX_UNEVEN=join trains it"
+            )
         elif not self.steps:
             log.warning("no rank has a batch: there is nothing to train on in this epoch")
-
-    def left(self) -> Tuple[int, bool]:
-        """Return how many batches are left out here, and whether there may be more of them."""
-        number, begun = int(self.batch is not NOTHING), System.monotonic()
-        # What goes wrong in batches that nobody trains on does not end the job.
-        with contextlib.suppress(Exception):
-            while number and System.monotonic() - begun < _COUNTING:
-                if self._fetch() is NOTHING:
-                    return number, False
-                number += 1
-        return number, number > 0
 
 
 def without_utterances(batch: Any) -> bool:
@@ -149,31 +148,6 @@ def without_utterances(batch: Any) -> bool:
 def _by_rank(number: int, group: Any) -> List[int]:
     """Every rank's number; once in an uneven epoch, so ranks wait for each other."""
     return [row[0] for row in async_sum.gathered([number], group=group)]
-
-
-def _tell_filled(epoch: Epoch) -> None:
-    trained = _by_rank(epoch.trained, epoch.group)
-    log.info(
-        f"ranks had {min(trained)} to {max(trained)} batches in this epoch: each took {epoch.steps} steps, and added"
-        " zeros once it had no more batches. DDPFIX_UNEVEN=stop ends at the shortest instead"
-    )
-
-
-def _tell_left(epoch: Epoch) -> None:
-    """How much is left out in this epoch; RuntimeError on all ranks where they stop at once: some have nothing."""
-    steps, having, size = epoch.steps, epoch.having, epoch.size
-    if not steps:
-        raise RuntimeError(
-            f"ddpfix: {size - having} of {size} ranks have no batch at all, and uneven=stop ends at the shortest.\n"
-            f"{_FEWER}; under DDP, DDPFIX_UNEVEN=join trains the rest."
-        )
-    number, more = epoch.left()
-    left = _by_rank(number, epoch.group)
-    least = "At least " if any(_by_rank(int(more), epoch.group)) else ""
-    log.info(
-        f"ranks stopped after {steps} steps, when the first one had no more batches. {least}{sum(left)} batches of"
-        f" {having} ranks are left out in this epoch; under DDP, DDPFIX_UNEVEN=join trains them"
-    )
 
 
 class Filler:

@@ -34,13 +34,6 @@ class Whole(Spare):
         super().__init__(1)
 
 
-class Batched(Spare):
-    """Takes the batch as it is."""
-
-    def forward(self, batch: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-        return super().forward(batch["x"])
-
-
 class Checkpointed(Whole):
     """A stack that is computed again in backward, by the kind of checkpointing that is torch's default."""
 
@@ -60,7 +53,6 @@ class Reentrant(Checkpointed):
 MODELS: Dict[str, Any] = {
     "spare": Spare,
     "whole": Whole,
-    "batched": Batched,
     "checkpointed": Checkpointed,
     "reentrant": Reentrant,
 }

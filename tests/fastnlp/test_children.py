@@ -11,7 +11,7 @@ from tests.fastnlp import launch, releases
 from tests.fastnlp.launch import FAILURE, JOB, Scenario
 
 pytestmark = [
-    pytest.mark.patches("fastnlp.unused"),
+    pytest.mark.patches("torch.finalize"),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(not releases.has_drivers(), reason="torchrun starts the ranks of these releases"),
 ]
@@ -47,8 +47,7 @@ def test_every_rank_is_under_ddpfix(tmp_path: Path, way: str) -> None:
     assert [len(result.steps) for result in results] == [4, 4]
     assert results[0].steps == results[1].steps
     for result in results:
-        assert result.places["fastnlp.unused"] == result.places["torch.agreement"] == "applied"
-        assert [settings["find_unused_parameters"] for settings in result.ddp] == [True]
+        assert result.places["torch.finalize"] == result.places["torch.agreement"] == "applied"
     # Ranks agreed through the store of the group that fastNLP made, and rank 0 alone says so.
-    assert screen.count("find_unused_parameters=True, as in fastNLP up to 0.6.0") == 1
+    assert screen.count("ddpfix trains on, as find_unused_parameters=True does") == 1
     assert screen.count("fixes in use for") == 1

@@ -6,45 +6,22 @@ Importing FunASR takes ten seconds, training a tiny model one: so the import is 
 
 from __future__ import annotations
 
-import hashlib
 import os
-import runpy
 import sys
 from pathlib import Path
 from typing import Any, Dict
 
-from tests.support import serving
+from tests.support import recorder, serving
 
 
-class Recorder:
-    """Notes what DDP was given, every batch, and a digest of all parameters after every optimizer step."""
+class Recorder(recorder.Recorder):
+    """Notes every batch, too, and keeps the model."""
 
-    def __init__(self, keep: bool, record: Dict[str, Any]) -> None:
-        record.update(ddp=[], batches=[], steps=[])
-        self.record = record
-        self.keep = keep
-        self.model: Any = None
-
-    def attach(self) -> None:
-        import torch
-        from torch.nn.parallel import DistributedDataParallel as DDP
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        original = DDP.__init__
-        recorder = self
-
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            recorder.wrapped(self)
-
-        DDP.__init__ = init
-        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.stepped(optimizer))
-        self.torch = torch
+    model: Any = None
 
     def wrapped(self, model: Any) -> None:
+        super().wrapped(model)
         self.model = model
-        frozen = [name for name, p in model.module.named_parameters() if not p.requires_grad]
-        self.record["ddp"].append({"find_unused": model.find_unused_parameters, "frozen": frozen})
         model.register_forward_pre_hook(self.forward, with_kwargs=True)
 
     def forward(self, model: Any, args: Any, kwargs: Dict[str, Any]) -> None:
@@ -53,36 +30,18 @@ class Recorder:
         lengths = kwargs["speech_lengths"].flatten().tolist() if speech is not None else None
         self.record["batches"].append({"training": model.training, "shape": shape, "lengths": lengths})
 
-    def stepped(self, optimizer: Any) -> None:
-        digest = hashlib.sha256()
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                digest.update(parameter.detach().cpu().numpy().tobytes())
-        self.record["steps"].append(digest.hexdigest()[:16])
-        self.record.setdefault("lr", []).append(optimizer.param_groups[0]["lr"])
-
-    def close(self, file: Path) -> None:
-        if self.keep and self.model is not None:
-            self.torch.save(self.model.module.state_dict(), file)
-
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run one scenario in this (forked) process."""
-    recorder = Recorder(scenario.get("keep", False), scenario["found"])
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    if scenario.get("settings"):
-        import ddpfix
+    import torch
 
-        ddpfix.activate(**scenario["settings"])
-    recorder.attach()
-    if scenario.get("before"):
-        exec(compile(scenario["before"], "before", "exec"), {"recorder": recorder, "rank": serving.RANK})
-    sys.argv = [scenario["script"], *scenario["arguments"]]
-    sys.path[0] = str(Path(scenario["script"]).parent)
+    notes = Recorder(scenario["found"])
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        runpy.run_path(scenario["script"], run_name="__main__")
+        notes.run(scenario, scenario["arguments"])
     finally:
-        recorder.close(folder / f"{scenario['name']}.{serving.RANK}.pt")
+        if scenario.get("keep") and notes.model is not None:
+            torch.save(notes.model.module.state_dict(), folder / f"{scenario['name']}.{serving.RANK}.pt")
 
 
 def main() -> None:

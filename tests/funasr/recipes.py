@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Sequence
 
 import numpy as np
 
@@ -113,7 +113,7 @@ _HOTWORDS = {"inner_dim": 16, "bias_encoder_type": "lstm", "bias_encoder_bid": F
 
 def _model(name: str) -> Dict[str, Any]:
     """The part of a configuration that describes the model: class, encoder, decoder, predictor."""
-    if name in ("Conformer", "Branchformer", "EBranchformer"):
+    if name in ("Conformer", "Branchformer"):
         return {
             "model": name,
             "model_conf": dict(_ATTENTION),
@@ -132,22 +132,17 @@ def _model(name: str) -> Dict[str, Any]:
         "predictor": "CifPredictorV2",
         "predictor_conf": dict(_CIF),
     }
-    if name in ("SeacoParaformer", "BiCifParaformer"):
-        model.update(predictor="CifPredictorV3", predictor_conf=dict(_TIMESTAMPS))
     if name == "SeacoParaformer":
+        model.update(predictor="CifPredictorV3", predictor_conf=dict(_TIMESTAMPS))
         model["model_conf"].update(_HOTWORDS, NO_BIAS=len(TOKENS) - 1)
         model["seaco_decoder"] = "ParaformerSANMDecoder"
         model["seaco_decoder_conf"] = {**_SANM_DECODER, "wo_input_layer": True, "use_output_layer": False}
-    if name == "ContextualParaformer":
-        model["model_conf"].update(_HOTWORDS, use_decoder_embedding=True)
-        model["decoder"] = "ContextualParaformerDecoder"
     return model
 
 
-def config(name: str, folder: Path, hotwords: Optional[bool] = None) -> Dict[str, Any]:
+def config(name: str, folder: Path) -> Dict[str, Any]:
     """The whole configuration of a training run of model class ``name`` on the corpus in ``folder``."""
-    if hotwords is None:
-        hotwords = name in ("SeacoParaformer", "ContextualParaformer")
+    hotwords = name == "SeacoParaformer"
     return {
         **_model(name),
         "input_size": 560,
@@ -183,12 +178,8 @@ def config(name: str, folder: Path, hotwords: Optional[bool] = None) -> Dict[str
     }
 
 
-def corpus(folder: Path, seconds: Sequence[float], name: str = "train", lengths: bool = True) -> List[Dict[str, Any]]:
-    """Write ``name``.jsonl and one file of noise an utterance; returns the lines.
-
-    Args:
-        lengths: whether the lines say how long the utterances are, as FunASR's ``scp2jsonl`` does (10 ms frames).
-    """
+def corpus(folder: Path, seconds: Sequence[float], name: str = "train") -> None:
+    """Write ``name``.jsonl and one file of noise an utterance, with lengths as FunASR's ``scp2jsonl`` writes them."""
     import soundfile
 
     random = np.random.default_rng(len(seconds))
@@ -200,17 +191,10 @@ def corpus(folder: Path, seconds: Sequence[float], name: str = "train", lengths:
         soundfile.write(file, random.normal(0, 0.1, int(length * FS)).astype("float32"), FS, subtype="PCM_16")
         # Few words for the length: CIF must be able to fire once for each of them.
         words = [WORDS[int(i)] for i in random.integers(0, len(WORDS), max(2, int(length * 2)))]
-        line: Dict[str, Any] = {
-            "key": f"{name}{number}",
-            "source": str(file),
-            "target": " ".join(words),
-            "prompt": "<ASR>",
-        }
-        if lengths:
-            line.update(source_len=int(length * 100), target_len=len(words))
-        lines.append(line)
+        line: Dict[str, Any] = {"key": f"{name}{number}", "source": str(file), "target": " ".join(words)}
+        # In frames of 10 ms.
+        lines.append({**line, "prompt": "<ASR>", "source_len": int(length * 100), "target_len": len(words)})
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return lines
 
 
 def write(folder: Path, name: str, seconds: Sequence[float] = (1.0, 1.2, 1.4, 1.6) * 4, **changes: Any) -> Path:

@@ -323,17 +323,18 @@ def test_old_samplers_split_among_ranks(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.patches("funasr.limits")
 def test_limits_in_plain_lists() -> None:
-    from ddpfix.patches.funasr.batches import Counts, Limits, evened, filled, hold, mixed, whole_steps
+    from ddpfix.patches.funasr import batches as plans
+    from ddpfix.patches.funasr.batches import Limits, evened, filled, hold, mixed, whole_steps
 
     lengths = [3, 9, 4, 4, 20, 5]
     get = lengths.__getitem__
     limits = Limits(get, 10, get, 12, get)
-    counts = Counts()
+    counts = plans.counts()
     assert hold([[0, 1], [], [2, 3, 4], [5]], limits, counts) == [[0], [1], [2, 3], [5]]
-    assert (counts.long, counts.empty, counts.split) == (1, 1, 1)
-    assert filled(range(6), 3, limits, Counts()) == [[0, 2], [1], [3, 5]]
+    assert (counts["long"], counts["empty"], counts["split"]) == (1, 1, 1)
+    assert filled(range(6), 3, limits, plans.counts()) == [[0, 2], [1], [3, 5]]
     whole = whole_steps([[0], [1], [2]], 2, 5, counts)
-    assert len(whole) == 4 and whole[:3] == [[0], [1], [2]] and counts.repeated == 1
+    assert len(whole) == 4 and whole[:3] == [[0], [1], [2]] and counts["repeated"] == 1
     steps = mixed([[0], [3], [1], [5], [2], [3]], 2, 1, limits)
     assert steps[:2] == [[1], [5]] and sorted(map(tuple, zip(steps[::2], steps[1::2]))) == [
         ([0], [3]),

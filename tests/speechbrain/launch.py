@@ -50,7 +50,7 @@ class Result(results.Result):
     """What one rank saw of one scenario.
 
     Attributes:
-        ddp: for each wrapped module its class, the flag, and the names of its frozen parameters.
+        ddp: for each wrapped module its class and the flag.
         ran: for each training forward of each wrapped module, which of its layers ran.
     """
 

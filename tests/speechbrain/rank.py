@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,18 +15,8 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run one scenario in this (forked) process."""
     from tests.speechbrain.recorder import Recorder
 
-    recorder = Recorder(scenario["found"])
-    if scenario.get("settings"):
-        import ddpfix
-
-        ddpfix.activate(**scenario["settings"])
-    recorder.attach()
-    if scenario.get("before"):
-        exec(compile(scenario["before"], "before", "exec"), {"recorder": recorder, "rank": serving.RANK})
-    rank = os.environ["RANK"]
-    sys.argv = [scenario["script"], *(word.replace("=RANK", f"={rank}") for word in scenario["arguments"])]
-    sys.path[0] = str(Path(scenario["script"]).parent)
-    runpy.run_path(scenario["script"], run_name="__main__")
+    arguments = [word.replace("=RANK", f"={os.environ['RANK']}") for word in scenario["arguments"]]
+    Recorder(scenario["found"]).run(scenario, arguments)
 
 
 def main() -> None:

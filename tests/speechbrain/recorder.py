@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, Dict, List
 
+from tests.support import recorder
 
-class Recorder:
-    """One run's notes; ``record`` is recorded as JSON."""
 
+class Recorder(recorder.Recorder):
     def __init__(self, record: Dict[str, Any]) -> None:
-        record.update(ddp=[], batches=[], ran=[], steps=[], lr=[])
-        self.record = record
-        self.layers: List[List[str]] = record["ran"]
+        super().__init__(record)
+        self.layers: List[List[str]] = record.setdefault("ran", [])
 
     def attach(self) -> None:
-        """Called after ddpfix, so that what is noted is what torch gets."""
         from speechbrain.core import Brain
-        from torch.nn.parallel import DistributedDataParallel
-        from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        original_init, original_batch, recorder = DistributedDataParallel.__init__, Brain.fit_batch, self
+        super().attach()
+        original = Brain.fit_batch
 
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            original_init(self, *args, **kwargs)
-            recorder.wrapped(self)
+        def fit_batch(brain: Any, batch: Any) -> Any:
+            self.record["batches"].append(list(batch.id))
+            return original(brain, batch)
 
-        def fit_batch(self: Any, batch: Any) -> Any:
-            recorder.record["batches"].append(list(batch.id))
-            return original_batch(self, batch)
-
-        DistributedDataParallel.__init__, Brain.fit_batch = init, fit_batch
-        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.stepped(optimizer))
+        Brain.fit_batch = fit_batch
 
     def wrapped(self, model: Any) -> None:
-        frozen = [name for name, p in model.module.named_parameters() if not p.requires_grad]
-        kind = type(model.module).__name__
-        self.record["ddp"].append({"module": kind, "find_unused": model.find_unused_parameters, "frozen": frozen})
+        super().wrapped(model)
         parts = model.module.named_modules()
         skipping = [(name, module) for name, module in parts if f".{name}".rpartition(".")[0].endswith(".layers")]
         if skipping:
@@ -48,11 +37,3 @@ class Recorder:
         # Activation checkpointing runs a layer again in the backward pass.
         if module.training and self.layers and name not in self.layers[-1]:
             self.layers[-1].append(name)
-
-    def stepped(self, optimizer: Any) -> None:
-        digest = hashlib.sha256()
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                digest.update(parameter.detach().cpu().numpy().tobytes())
-        self.record["steps"].append(digest.hexdigest()[:16])
-        self.record["lr"].append(optimizer.param_groups[0]["lr"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import os
 import time
 from importlib import import_module
@@ -17,6 +16,7 @@ import torch
 from torch import distributed
 
 from tests.support import serving
+from tests.support.recorder import digest
 from tests.wenet.uneven_tiny_model import Batches, Piped, Tiny, era
 
 
@@ -138,10 +138,7 @@ def wrapped(tiny: Tiny, engine: str) -> Any:
 
 
 def stepped(record: Dict[str, Any], model: Any, optimizer: Any) -> None:
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    record["steps"].append(digest.hexdigest()[:16])
+    record["steps"].append(digest(model.parameters()))
     record["lr"].append(optimizer.param_groups[0]["lr"])
 
 

@@ -1,6 +1,6 @@
 """Stochastic depth: with dynamic chunks and batches of different lengths, all ranks skip the same layers.
 
-The reference does not go through ddpfix: unpatched code, whose draws are scripted to the decisions that ddpfix took.
+That a training is that of unpatched code with the same decisions is shown in tests/funasr, on the same layers.
 """
 
 from __future__ import annotations
@@ -42,19 +42,13 @@ def results(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, L
         none = {**plan, "rate": 0.0, **({"branch": 0.0} if "branch" in plan else {})}
         scenarios += [
             launch.scenario(f"unpatched_{name}", "depth", **plan),
-            launch.scenario(f"ours_{name}", "depth", ON, spied=True, moved=True, **plan),
+            launch.scenario(f"ours_{name}", "depth", ON, moved=True, **plan),
             launch.scenario(f"off_{name}", "depth", {"layerdrop": "off"}, **plan),
             launch.scenario(f"none_{name}", "depth", **none),
         ]
     modules = [f"wenet.{part}" for part in _modules(tree)]
     scenarios.append(launch.scenario("undone", "undone", arguments=ON, modules=modules))
-    first = launch.run(tree, scenarios, folder)
-    scripts = []
-    for name in kinds(tree):
-        decisions = _decisions(first[f"ours_{name}"])
-        plan = {**KINDS[name], "steps": STEPS, "moved": True, "decisions": decisions}
-        scripts.append(launch.scenario(f"by_hand_{name}", "depth", **plan))
-    return {**first, **launch.run(tree, scripts, folder)}
+    return launch.run(tree, scenarios, folder)
 
 
 def _modules(tree: Path) -> List[str]:
@@ -64,11 +58,6 @@ def _modules(tree: Path) -> List[str]:
     )
     parts += ["branchformer.encoder"] if trees.version(tree) >= "3.1" else []
     return [inside + part for part in parts]
-
-
-def _decisions(ranks: List[Any]) -> Dict[str, Any]:
-    assert all(rank is not None and rank["error"] is None for rank in ranks), [rank and rank["log"] for rank in ranks]
-    return {str(number): rank["decisions"] for number, rank in enumerate(ranks)}
 
 
 def ran(ranks: List[Any]) -> List[Any]:
@@ -88,14 +77,7 @@ def test_all_ranks_skip_the_same_layers(tree: Path, results: Dict[str, List[Any]
         one, other = ran(results[f"ours_{name}"])
         assert one == other, name
         assert len({str(step) for step in one}) > 1, "every step skipped the same layers"
-
-
-@pytest.mark.patches("wenet.layerdrop")
-def test_training_equals_unpatched_with_these_decisions(tree: Path, results: Dict[str, List[Any]]) -> None:
-    for name in kinds(tree):
-        assert ran(results[f"by_hand_{name}"]) == ran(results[f"ours_{name}"])
-        for rank in (0, 1):
-            assert results[f"ours_{name}"][rank]["weights"] == results[f"by_hand_{name}"][0]["weights"], name
+        assert results[f"ours_{name}"][0]["weights"] == results[f"ours_{name}"][1]["weights"]
 
 
 @pytest.mark.patches("wenet.layerdrop")

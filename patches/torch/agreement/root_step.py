@@ -33,7 +33,7 @@ class First:
 
 
 def _look(first: First) -> None:
-    first.failure = wrap_hooks.run_before_wrap(first.model, first.waits)
+    first.failure = wrap_hooks.run_before_wrap(first.model)
 
 
 def _agree(first: First) -> None:

@@ -114,8 +114,7 @@ def _decide(call: ddp.Call, always: bool) -> bool:
     arguments = call.arguments
     user_value = user_choice(arguments)
     skipping = _skipping(arguments["module"], bool(arguments.get("static_graph")) or user_value is not None)
-    idle = wrap_hooks.reasons(arguments["module"])
-    if not skipping and not idle and not always:
+    if not skipping and not always:
         return _was_dropped(call)
     names = _named(skipping)
     if arguments.get("static_graph"):
@@ -124,20 +123,20 @@ def _decide(call: ddp.Call, always: bool) -> bool:
             log.warning(f"static_graph=True fails with LayerDrop ({names}). Remove it, or set the rate to 0")
         return False
     if user_value is not None:
-        if not user_value and (skipping or idle):
-            _warn(names, idle)
+        if not user_value and skipping:
+            _warn(names)
         # A toolkit may drop its user's setting before it builds DDP.
         return user_value
-    reasons = ([f"{names} skips layers at random"] if names else []) + idle
     against = "" if always else _against(arguments)
     if against and wrap_hooks.can_replace_flag(arguments):
         log.info(
-            f"{FLAG} is not set ({'; '.join(reasons)}), because {against}. ddpfix completes each reduction after the"
-            " backward instead. DDPFIX_UNUSED=find sets the flag"
+            f"{FLAG} is not set ({names} skips layers at random), because {against}. ddpfix completes each reduction"
+            " after the backward instead. DDPFIX_UNUSED=find sets the flag"
         )
         return False
     if not arguments.get(FLAG):
-        call.facts["done"] = f"set {FLAG}=True, because {'; '.join(reasons) or 'DDPFIX_UNUSED=find asks for it'}"
+        why = f"{names} skips layers at random" if names else "DDPFIX_UNUSED=find asks for it"
+        call.facts["done"] = f"set {FLAG}=True, because {why}"
     return True
 
 
@@ -172,14 +171,12 @@ def _trainable(module: Any) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
-def _warn(names: str, idle: List[str]) -> None:
-    why = "; ".join(([f"{names} skips layers at random"] if names else []) + idle)
+def _warn(names: str) -> None:
     package = "" if wrap_hooks.user_choice()[0] else package_that_calls()
     fix = f"Make {package} pass True" if package else "Remove it"
-    fix += ", or set DDPFIX_LAYERDROP=off" if names and not idle else ""
     log.warning(
-        f"{FLAG}=False is {whose(package)} and stays, but {why}. A later step will raise 'Expected to have finished"
-        f" reduction'. {fix}"
+        f"{FLAG}=False is {whose(package)} and stays, but {names} skips layers at random. A later step will raise"
+        f" 'Expected to have finished reduction'. {fix}, or set DDPFIX_LAYERDROP=off"
     )
 
 
