@@ -1,7 +1,7 @@
 """Settings for DDP that fastNLP 1.0.x drops without a word, because they stand where nothing reads them.
 
 ``Trainer`` takes any keyword, and hands all of them to its driver, which reads ``torch_kwargs['ddp_kwargs']`` alone.
-What stands at the top level or directly in ``torch_kwargs`` is passed on to there.
+What stands elsewhere, at the top level, directly in ``torch_kwargs`` or for another driver, is passed on to there.
 """
 
 from __future__ import annotations
@@ -52,10 +52,15 @@ def _made(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:
 
 def _misplaced(torch_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Iterator[Tuple[str, str, Any]]:
     """(place, name, value) of every setting for DDP that stands elsewhere; the clearest places first."""
+    places: Dict[str, Any] = {"": kwargs, "torch_kwargs: ": torch_kwargs}
+    for place, holder in list(places.items()):
+        places[f"{place}fsdp_kwargs: "] = holder.get("fsdp_kwargs") or {}
+    places["fairscale_kwargs: "] = kwargs.get("fairscale_kwargs") or {}
     # A dictionary of this name is handed on whole: DDP itself tells a name that it does not know.
-    for name, value in dict(kwargs.get("ddp_kwargs") or {}).items():
-        yield "ddp_kwargs: ", name, value
-    for place, holder in (("", kwargs), ("torch_kwargs: ", torch_kwargs)):
+    for place in ("", "fairscale_kwargs: "):
+        for name, value in dict(places[place].get("ddp_kwargs") or {}).items():
+            yield f"{place}ddp_kwargs: ", name, value
+    for place, holder in places.items():
         for name in _CLEAR:
             if name in holder:
                 yield place, name, holder[name]

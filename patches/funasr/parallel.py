@@ -49,6 +49,8 @@ def normalise(run: entry.Run) -> None:
         if wanted["use_deepspeed"] and not run.ds:
             raise ValueError(_NO_DEEPSPEED)
         if wanted["use_deepspeed"]:
+            if run.namespace.get("deepspeed") is None:
+                raise ValueError("use_deepspeed: cannot import deepspeed. Run python -c 'import deepspeed' to see why")
             path = run.kwargs.get("deepspeed_config") or conf.get("deepspeed_config")
             conf["deepspeed_config"] = run.kwargs["deepspeed_config"] = str(path or "")
     if names:

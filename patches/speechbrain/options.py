@@ -125,6 +125,10 @@ def _finished(hooks: Hooks, line: Line, run_opts: Any) -> Any:
         if value is not None:
             line.values[name] = value
             line.of_yaml.add(name)
+    limit = line.values.get("optimizer_step_limit")
+    if isinstance(limit, str) and limit.isdigit():
+        # From 1.1.0 on it is a text that Brain compares with a number.
+        line.values["optimizer_step_limit"] = int(limit)
     for hook in (device.launcher, device.normalise, precision.normalise, *hooks):
         hook(line)
     return _returned(line, run_opts)

@@ -1,6 +1,7 @@
-"""``--precision`` before 1.0, where the release has other names for it.
+"""``--precision`` is what a Brain trains in.
 
-There it becomes an override of the yaml and a KeyError, or, where the yaml has the key, does nothing.
+Before 1.0 it becomes an override of the yaml and a KeyError, or, where the yaml has the key, does nothing: the release
+has other names for it, which later ones still read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ _OLD = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
 def normalise(line: Line) -> None:
     """Give the release's own options the values that ``precision`` means; it beats theirs in the yaml."""
     value = line.user_values.get("precision")
-    if value is None or line.has("precision"):
+    if value is None:
+        return
+    if line.has("precision"):
+        for option in _OLD:
+            # The release prefers these names, also where only the yaml has them.
+            if option not in line.user_values and line.tree.get(option) is not None:
+                line.set(option, False)
         return
     if line.tree.get("precision", "fp32") not in NAMES:
         # A key of the recipe's own, that means something else.

@@ -1,4 +1,4 @@
-"""``--override_config``: what is typed takes effect, or the run ends with the accepted forms.
+"""``--override_config`` and flags: what is typed takes effect, or the run ends with the accepted forms.
 
 WeNet takes ``"key value"`` only: ``key=value`` and values with spaces are skipped with a line in the log, every word
 but true and True is False, a key that the YAML lacks is a KeyError and one whose value is null a TypeError.
@@ -6,6 +6,7 @@ but true and True is False, a key that the YAML lacks is a KeyError and one whos
 
 from __future__ import annotations
 
+import argparse
 import copy
 import difflib
 import re
@@ -130,3 +131,24 @@ def _number(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def flags(site: Site, module: ModuleType, owner: Any) -> None:
+    """Options of true and false: of ``--use_lora False`` argparse makes ``bool("False")``, which is True."""
+    for name in ("add_lora_args", "add_fsdp_args"):
+        site.wrap(module, name, _added)
+
+
+def _added(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    parser = wrapped(*args, **kwargs)
+    for action in parser._actions:
+        if action.type is bool:
+            action.type = _flag
+    return parser
+
+
+def _flag(text: str) -> bool:
+    """Return the truth of a text; an empty one stays what it was, False."""
+    if text and text.lower() not in _TRUTHS:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false. Use one of {', '.join(_TRUTHS)}")
+    return bool(text) and _TRUTHS[text.lower()]

@@ -40,6 +40,12 @@ del sys.modules[tables.tokenizer_classes.pop("CharTokenizer").__module__]
 """
 # Names that no table has, and the nearest one that it has in every release.
 NAMES = {"dataset=FunASRNano": "", "tokenizer=CharTokeniser": "CharTokenizer", "optim=adamww": "adam"}
+SPELT = {
+    "dataset_conf.batchsize=100": "dataset_conf.batch_size",
+    "dataset_conf.batch_typ=token": "dataset_conf.batch_type",
+    "frontend_conf.n_mel=80": "frontend_conf.n_mels",
+    "scheduler_conf.warmup_step=5": "scheduler_conf.warmup_steps",
+}
 # Read by some class, or like nothing that is read.
 READ = ("dataset_conf.sort_size=10", "dataset_conf.max_source_length=3000", "dataset_conf.mine=1", "optim_conf.eps=0.1")
 
@@ -78,6 +84,7 @@ def scenarios(folder: Path) -> List[Scenario]:
     plans = [Scenario(each.split("=")[0], good, overrides=[f"++{each}"]) for each in NAMES]
     plans.append(Scenario("lost", good, before=LOST))
     plans.append(Scenario("good", good, overrides=[f"++{each}" for each in READ]))
+    plans.append(Scenario("spelt", good, overrides=[f"++{each}" for each in SPELT]))
     for name, workers, source in (("missing", 1, str(folder / "elsewhere.wav")), ("text", 0, str(text))):
         config = recipes.write(folder / name, "Paraformer", (1.0, 1.2) * 4, dataset_conf={"batch_sampler": SAMPLER})
         plans.append(Scenario(name, replaced(config, 1, source), overrides=[f"++dataset_conf.num_workers={workers}"]))
@@ -156,3 +163,10 @@ def test_the_module_of_a_name_is_named(ran: Dict[str, List[Result]]) -> None:
     assert all(result.error for result in ran["lost"])
     line = "tokenizer=CharTokenizer: FunASR could not import its module. Run python -c 'import funasr.tokenizer."
     assert (line in logs(ran, "lost")) is is_patched(ran)
+
+
+@pytest.mark.patches("funasr.overrides")
+def test_a_key_of_a_section_is_named(ran: Dict[str, List[Result]]) -> None:
+    for typed, near in SPELT.items():
+        line = f"{typed}: FunASR has no such setting; did you mean {near}?"
+        assert (line in logs(ran, "spelt")) is is_patched(ran)

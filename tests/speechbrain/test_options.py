@@ -194,6 +194,13 @@ def test_what_is_right_comes_out_the_same(words: List[str], front: bool, train: 
         assert now.printed == before.printed
 
 
+@pytest.mark.skipif(RELEASE < (0, 5, 13), reason="no such option")
+def test_the_step_limit_is_a_number(train: Path) -> None:
+    stock = unpatched(train, "--optimizer_step_limit=3").get("optimizer_step_limit")
+    assert stock == (3 if RELEASE < (1, 1, 0) else "3")
+    assert patched(train, "--optimizer_step_limit=3").get("optimizer_step_limit") == 3
+
+
 def test_without_a_readable_yaml_nothing_is_lost(tmp_path: Path) -> None:
     for words in (["none.yaml", "--zz=1"], [parsing.write(tmp_path, "a: [1\n"), "--zz", "2"], [], ["--debug"]):
         before, now = unpatched(*words), patched(*words)

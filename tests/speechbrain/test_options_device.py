@@ -216,12 +216,17 @@ def test_the_yamls_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.patches("speechbrain.options")
-def test_the_old_names_and_another_key_of_that_name(tmp_path: Path) -> None:
-    if RELEASE >= OLD:
-        pytest.skip("the release has it")
+def test_what_is_typed_beats_the_old_names_in_the_yaml(tmp_path: Path) -> None:
     file = parsing.write(tmp_path, BASE + "auto_mix_prec: True\n")
+    made = mixed(brain(file, "--precision=fp32"))
+    assert made.get("precision", "fp32") == "fp32" and not made.get("auto_mix_prec")
+    if RELEASE >= OLD:
+        # Without ddpfix auto_mix_prec wins, which the CPU refuses.
+        outcome = unpatched(file, "--device=cpu", "--precision=fp32")
+        with pytest.raises(ValueError, match="fp16"):
+            parsing.brain(outcome.options, parsing.load(outcome))
+        return
     assert brain(file).auto_mix_prec is True
-    assert brain(file, "--precision=fp32").auto_mix_prec is False
     theirs = parsing.write(tmp_path, BASE + "precision: 3\n")
     outcome = patched(theirs, "--precision=4")
     assert (outcome.overrides, outcome.typed) == ("precision: 4", [])

@@ -27,6 +27,7 @@ ALLOWED: Dict[str, Set[str]] = {
     "ddpfix/cli/demo/script/train.py": {"register_forward_hook", "register_forward_pre_hook"},
     # Taken off at the end of the call in which they are put on.
     "patches/funasr/accumulation.py": {"register_forward_pre_hook"},
+    "patches/funasr/validation.py": {"register_forward_hook"},
     # A module under fully_shard cannot be saved or copied whole, in plain torch neither.
     "patches/torch/sharded/fsdp.py": {"register_forward_pre_hook", "register_forward_hook"},
 }

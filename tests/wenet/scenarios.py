@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 from importlib import import_module
@@ -103,6 +104,18 @@ def _wrapped(model: torch.nn.Module) -> Any:
         DistributedDataParallel.__init__ = original_init  # type: ignore[method-assign]
 
 
+def flags(plan: Dict[str, Any], record: Record) -> None:
+    """What the options with True and False make of words; "error" for a word that the parser refuses."""
+    utils = import_module("wenet.utils.train_utils")
+    for word in plan["words"]:
+        parser = utils.add_fsdp_args(utils.add_lora_args(argparse.ArgumentParser()))
+        try:
+            given = parser.parse_args(["--use_lora", word, "--fsdp_sync_module_states", word])
+            record[word] = [given.use_lora, given.fsdp_sync_module_states, given.lora_rank]
+        except SystemExit:
+            record[word] = "error"
+
+
 def undone(plan: Dict[str, Any], record: Record) -> None:
     """Whether everything is what it was after ddpfix was switched on and off again, and something else in between."""
     import ddpfix
@@ -122,4 +135,4 @@ def _differ(now: Any, was: Dict[str, Any]) -> bool:
     return now.keys() != was.keys() or any(now[name] is not value for name, value in was.items())
 
 
-FUNCTIONS = {function.__name__: function for function in (depth, idle, undone)}
+FUNCTIONS = {function.__name__: function for function in (depth, idle, flags, undone)}

@@ -6,10 +6,11 @@ import argparse
 
 from wenet.utils.config import override_config
 from wenet.utils.executor import Executor
+from wenet.utils.train_utils import add_lora_args
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = add_lora_args(argparse.ArgumentParser())
     parser.add_argument("--override_config", action="append", default=[])
     args, _ = parser.parse_known_args()
     Executor()

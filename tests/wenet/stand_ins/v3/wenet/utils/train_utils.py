@@ -33,3 +33,14 @@ def wrap_cuda_model(args: Any, model: torch.nn.Module, configs: Any = None) -> A
     grad_ckpt = getattr(model.encoder, "gradient_checkpointing", False)
     wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=not grad_ckpt)
     return wrapped, torch.device("cpu")
+
+
+def add_lora_args(parser: Any) -> Any:
+    parser.add_argument("--use_lora", default=False, type=bool)
+    parser.add_argument("--lora_rank", default=8, type=int)
+    return parser
+
+
+def add_fsdp_args(parser: Any) -> Any:
+    parser.add_argument("--fsdp_sync_module_states", default=True, type=bool)
+    return parser
