@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from types import ModuleType
-from typing import Any, Dict, Iterator, MutableMapping, Optional, Tuple
+from typing import Any, Dict, MutableMapping, Tuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,8 +18,6 @@ from . import trainers
 # From 1.0.26 to 1.0.28 ``reset_gpu_cache`` released above this many bytes, intended for a GPU of 80 GB.
 _LIMIT = 70 * 2**30
 _SHARE = 7 / 8
-# Optimizer steps by trainer.
-Steps = MutableMapping[Any, int]
 
 
 def release(site: Site, module: ModuleType, owner: Any) -> None:
@@ -31,8 +28,8 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
     """
     every = site.settings.number("cache")
     name = trainers.method(owner, "train_epoch")
-    # An epoch or a data slice may be shorter than the interval.
-    steps: Steps = WeakKeyDictionary()
+    # Optimizer steps by trainer: an epoch or a data slice may be shorter than the interval.
+    steps: MutableMapping[Any, int] = WeakKeyDictionary()
     # Read before anything is wrapped: these say what the release itself uses.
     names = checks.code_names(owner, name)
 
@@ -51,32 +48,22 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
         device = next(given.model.parameters()).device
         if (every is None and not reset) or not devices.is_accelerator(device):
             return wrapped(*args, **kwargs)
-        with _released(given, device, every, reset, steps):
+        total = devices.total_memory(device)
+        limit = _LIMIT if total is None else min(_LIMIT, _SHARE * total)
+        if reset:
+            devices.empty_cache(device)
+
+        def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+            number = steps[trainer] = steps.get(trainer, 0) + 1
+            due = every is not None and number % every == 0
+            if due or (reset and (devices.reserved_memory(device) or 0) > limit):
+                devices.empty_cache(device)
+
+        with given.optim.register_step_post_hook(stepped):
             return wrapped(*args, **kwargs)
 
     site.wrap(owner, "__init__", built)
     site.wrap(owner, name, epoch)
-
-
-@contextlib.contextmanager
-def _released(given: trainers.Given, device: Any, every: Optional[int], reset: bool, steps: Steps) -> Iterator[None]:
-    limit = _limit(device) if reset else None
-    if reset:
-        devices.empty_cache(device)
-
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        number = steps[given.trainer] = steps.get(given.trainer, 0) + 1
-        due = every is not None and number % every == 0
-        if due or (limit is not None and (devices.reserved_memory(device) or 0) > limit):
-            devices.empty_cache(device)
-
-    with given.optim.register_step_post_hook(stepped):
-        yield
-
-
-def _limit(device: Any) -> float:
-    total = devices.total_memory(device)
-    return _LIMIT if total is None else min(_LIMIT, _SHARE * total)
 
 
 def resume(site: Site, module: ModuleType, owner: Any) -> None:

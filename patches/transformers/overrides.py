@@ -11,12 +11,11 @@ import dis
 import functools
 import weakref
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.layerdrop import cover, drawing
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.shared_method import Covered
 from ddpfix.models import internals, wrap_hooks
 from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import PatchError, Site
@@ -132,20 +131,19 @@ def _path_in(owner: type) -> Tuple[str, ...]:
 
 def _report(model: Any) -> None:
     for name, setting, rate, effective in differences(model):
+        path = ".".join(_covered_path(model.get_submodule(name)))
         log.setting(f"{name or type(model).__name__}: {setting}", rate, effective, "the config is not read again")
         log.warning(
             f"LayerDrop: {setting}={rate:g} in the config has no effect, {name or 'the model'} uses {effective:g}. Set"
-            f" the module's own value: model.get_submodule({name!r}).{_path(model, name)} = {rate:g}"
+            f" the module's own value: model.get_submodule({name!r}).{path} = {rate:g}"
         )
 
 
-def _path(model: Any, name: str) -> str:
-    module = model.get_submodule(name)
-    return ".".join(_covered(module).path)
-
-
-def _covered(module: Any) -> Covered:
-    return next(cover.COVERED[level] for level in type(module).__mro__ if level in cover.COVERED)
+def _covered_path(module: Any) -> Tuple[str, ...]:
+    """Return the path of the rate of a module that may skip layers; empty for others."""
+    covered = next((cover.COVERED[level] for level in type(module).__mro__ if level in cover.COVERED), None)
+    # Under DDPFIX_LAYERDROP=off the user has asked for the 0.
+    return () if covered is None or covered.never else covered.path
 
 
 def differences(model: Any) -> List[Tuple[str, str, float, float]]:
@@ -153,29 +151,17 @@ def differences(model: Any) -> List[Tuple[str, str, float, float]]:
     modules: Dict[str, Any] = dict(internals.named_modules(model))
     different: List[Tuple[str, str, float, float]] = []
     for name, module in modules.items():
-        covered = [cover.COVERED[level] for level in type(module).__mro__ if level in cover.COVERED]
-        if not covered or covered[0].never or not covered[0].path:
-            # Under DDPFIX_LAYERDROP=off the user has asked for the 0.
+        if not _covered_path(module):
             continue
-        effective = cover.rate_of(module)
-        for setting, rate in _config_rates(modules, name, module):
-            if rate != effective:
-                different.append((name, setting, rate, effective))
-                break
+        effective, parts = cover.rate_of(module), name.split(".") if name else []
+        # Of the configs above the module, the outermost counts.
+        above = [modules.get(".".join(parts[:length])) for length in range(len(parts) + 1)]
+        rates = [
+            (each, getattr(getattr(part, "config", None), each, None)) for part in above for each in _settings(module)
+        ]
+        found = [(each, float(rate)) for each, rate in rates if isinstance(rate, (int, float)) and rate != effective]
+        different += [(name, setting, rate, effective) for setting, rate in found[:1]]
     return different
-
-
-def _config_rates(modules: Dict[str, Any], name: str, module: Any) -> Iterator[Tuple[str, float]]:
-    """Yield the rates for a module in the configs above it, the outermost first."""
-    settings = _settings(module)
-    parts = name.split(".") if name else []
-    for length in range(len(parts) + 1):
-        above = modules.get(".".join(parts[:length]))
-        config = getattr(above, "config", None)
-        for setting in settings:
-            rate = getattr(config, setting, None)
-            if isinstance(rate, (int, float)):
-                yield setting, float(rate)
 
 
 def _settings(module: Any) -> List[str]:

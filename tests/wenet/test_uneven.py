@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence
 
 import pytest
 
-from tests.wenet import trees, uneven_runs, uneven_scenarios
+from tests.wenet import trees, uneven_runs
 from tests.wenet.uneven_by_hand import apart, by_hand
 from tests.wenet.uneven_runs import Outcome, era, shards, trained
 
@@ -22,9 +22,9 @@ class Runs:
 
     def __init__(self, tree: Path, folder: Path) -> None:
         self.tree, self.era = tree, era(tree)
-        plans = [plan for plan in uneven_scenarios.unpatched(tree) if plan.name in UNPATCHED]
+        plans = [plan for plan in uneven_runs.unpatched(tree) if plan.name in UNPATCHED]
         self.unpatched = uneven_runs.train(tree, plans, folder / "unpatched")
-        self.patched = uneven_runs.train(tree, uneven_scenarios.patched(tree), folder / "patched")
+        self.patched = uneven_runs.train(tree, uneven_runs.patched(tree), folder / "patched")
 
     def __getitem__(self, name: str) -> Outcome:
         if name not in self.patched:
