@@ -32,7 +32,10 @@ def averaged(site: Site, module: ModuleType, owner: Any) -> None:
         seen = trainers.seen_by(module, "torch", isfinite=average.isfinite)
         with model.register_forward_hook(average.note), seen:
             result = wrapped(*args, **kwargs)
-        average.report()
+        if average.sums[0]:
+            log.warning(
+                f"validation: {int(average.sums[0])} batches (all ranks) had a loss that is not finite; not averaged"
+            )
         return result
 
     site.wrap(owner, "validate_epoch", validate)
@@ -44,41 +47,27 @@ class _Average:
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.stats: Dict[str, Any] = {}
-        # How many losses were not finite here; sum and number of losses; sum and number of accuracies.
+        # How many losses were not finite; sum and number of losses; sum and number of accuracies: here, and everywhere.
         self.mine: List[float] = [0.0] * 5
-        self.left_out = 0
+        self.sums: List[float] = [0.0] * 5
 
     def note(self, model: Any, args: Any, output: Any) -> None:
         self.stats = output[1]
 
     def isfinite(self, loss: Any) -> bool:
         """Return whether all losses so far, of all ranks, were finite: the trainer then goes on as it is."""
-        self._add(loss)
+        accuracy = self.stats.get("acc")
+        if not bool(torch.isfinite(loss).all()):
+            added = [1.0, 0.0, 0.0, 0.0, 0.0]
+        else:
+            added = [0.0, loss.item(), 1.0, *((0.0, 0.0) if accuracy is None else (accuracy.item(), 1.0))]
+        self.mine = [one + other for one, other in zip(self.mine, added)]
         total = torch.tensor(self.mine, dtype=torch.float64, device=loss.device)
         distributed.all_reduce(total)
-        bad, *sums = total.tolist()
-        self.left_out = int(bad)
+        self.sums = total.tolist()
+        bad, losses, count, accuracies, accuracy_count = self.sums
         if bad:
-            self.trainer.val_loss_avg = _mean(*sums[:2])
-            if sums[3]:
-                self.trainer.val_acc_avg = _mean(*sums[2:])
+            self.trainer.val_loss_avg = losses / count if count else float("nan")
+            if accuracy_count:
+                self.trainer.val_acc_avg = accuracies / accuracy_count
         return not bad
-
-    def _add(self, loss: Any) -> None:
-        if not bool(torch.isfinite(loss).all()):
-            self.mine[0] += 1
-            return
-        self.mine[1] += loss.item()
-        self.mine[2] += 1
-        accuracy = self.stats.get("acc")
-        if accuracy is not None:
-            self.mine[3] += accuracy.item()
-            self.mine[4] += 1
-
-    def report(self) -> None:
-        if self.left_out:
-            log.warning(f"validation: {self.left_out} batches (all ranks) had a loss that is not finite; not averaged")
-
-
-def _mean(total: float, count: float) -> float:
-    return total / count if count else float("nan")

@@ -33,18 +33,18 @@ _STATISTICS = "speechbrain.processing.features"
 
 def compare(site: Site, module: ModuleType, owner: Any) -> None:
     """Name modules that differ by rank."""
-    site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, Compared(False)))
+    site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, weakref.WeakSet(), False))
 
 
 def compare_early(site: Site, module: ModuleType, owner: Any) -> None:
     """Name modules that differ by rank, and those that will: statistics that each rank has of its own batches."""
-    site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, Compared(False)))
+    compare(site, module, owner)
     site.wrap(owner, "_wrap_distributed", _statistics)
 
 
 def share(site: Site, module: ModuleType, owner: Any) -> None:
     """Give all ranks the modules of the first one where they differ, because the seed has the rank in it."""
-    site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, Compared(True)))
+    site.wrap(owner, "_wrap_distributed", functools.partial(_wrapped, weakref.WeakSet(), True))
     site.wrap(owner, "_wrap_distributed", _statistics)
 
 
@@ -61,63 +61,45 @@ def _statistics(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _wrapped(compared: Compared, wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
+def _wrapped(seen: Any, shares: bool, wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
+    """Compare what DDP leaves out, once for each module: what it has learned since is its own."""
     result = wrapped(*args, **kwargs)
-    if brains.is_distributed(brain):
-        compared.look(brain)
-    return result
-
-
-class Compared:
-    """Compares what DDP leaves out, once for each module; if it shares, what differs becomes that of the first rank."""
-
-    def __init__(self, shares: bool) -> None:
-        self._shares = shares
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def look(self, brain: Any) -> None:
-        """Called on all ranks, after a Brain has wrapped its modules."""
-        if not any(isinstance(module, DistributedDataParallel) for module in brain.modules.values()):
-            # Nothing says that the other ranks are here.
-            return
-        states = {name: _state(module) for name, module in brain.modules.items() if self._is_new(module)}
-        ranks = list(range(distributed.get_world_size()))
-        name = roll_call.name_of_next(name_of(None, ranks), "brain")
-        calls = roll_call.RollCall(f"unwrapped/{name}", ranks)
-        shapes = [
-            (name, [(each, tuple(value.shape), str(value.dtype)) for each, value in state])
-            for name, state in states.items()
-        ]
-        if not calls.same(_short(shapes)):
-            log.warning(
-                "ranks have different modules without trainable parameters, or the same ones with different shapes"
-            )
-            return
-        for name, state in states.items():
-            if state and not calls.same(_digest(state)):
-                self._differs(brain, name, state)
-
-    def _is_new(self, module: Any) -> bool:
-        """Return whether DDP leaves it out, and it was not compared yet: what it has learned since is its own."""
-        if isinstance(module, DistributedDataParallel) or module in self._seen:
-            return False
-        self._seen.add(module)
-        return True
-
-    def _differs(self, brain: Any, name: str, state: List[Tuple[str, Any]]) -> None:
-        kind = type(brain.modules[name]).__name__
-        if not self._shares:
+    if not brains.is_distributed(brain) or not _any_under_ddp(brain):
+        # Nothing says that the other ranks are here.
+        return result
+    bare = {name: part for name, part in brain.modules.items() if not isinstance(part, DistributedDataParallel)}
+    states = {name: _state(part) for name, part in bare.items() if part not in seen}
+    seen.update(bare.values())
+    ranks = list(range(distributed.get_world_size()))
+    calls = roll_call.RollCall(f"unwrapped/{roll_call.name_of_next(name_of(None, ranks), 'brain')}", ranks)
+    shapes = [
+        (name, [(each, tuple(value.shape), str(value.dtype)) for each, value in state])
+        for name, state in states.items()
+    ]
+    if not calls.same(_short(shapes)):
+        log.warning("ranks have different modules without trainable parameters, or the same ones with different shapes")
+        return result
+    for name, state in states.items():
+        if not state or calls.same(_digest(state)):
+            continue
+        kind = type(bare[name]).__name__
+        if not shares:
             log.warning(
                 f"{name} ({kind}) differs between ranks. It has no trainable parameter, so DDP does not synchronise it."
                 " Seed all ranks alike before you create it, or load it from a file"
             )
-            return
+            continue
         for _, value in state:
             _share(value, brain.device)
         log.info(
             f"copied {name} ({kind}) from rank 0 to all ranks: SpeechBrain 1.0.2 adds the rank to the seed, and DDP"
             " does not synchronise a module without trainable parameters (DDPFIX_SPEECHBRAIN_UNWRAPPED=0 skips this)"
         )
+    return result
+
+
+def _any_under_ddp(brain: Any) -> bool:
+    return any(isinstance(module, DistributedDataParallel) for module in brain.modules.values())
 
 
 def _state(module: Any) -> List[Tuple[str, Any]]:
