@@ -120,7 +120,7 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting("log", "info", ("debug", "info", "warning", "error", "off")),
 )
 _MEANINGS = {
-    "unused": "parameters without a gradient: auto (find where a model is known to need it, else late), find"
+    "unused": "parameters without a gradient: auto (find where layers are skipped, else late), find"
     " (find_unused_parameters=True), late (completes reductions after each backward), static (static_graph=True), off"
     " (never touched)",
     "layerdrop": "LayerDrop: sync (all ranks skip the same layers), off (no layer is ever skipped), stock (as shipped)",

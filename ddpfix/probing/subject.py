@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 import torch
 
 from ddpfix.layerdrop import cover
-from ddpfix.models import graph, internals, wrap_hooks
+from ddpfix.models import graph, internals
 from ddpfix.probing.result import Result
 from ddpfix.rules import unused
 from ddpfix.rules.names import collapsed

@@ -14,8 +14,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ddpfix.layerdrop import cover
-from ddpfix.models import wrap_hooks
-from ddpfix.patching.site import Site
 from ddpfix.probing.program import Program
 from ddpfix.probing.result import Result, of_model
 from tests.support import ddp_finding, ranks, zoo
@@ -102,16 +100,6 @@ def test_what_skips_layers_is_what_the_flag_is_set_for(name: str) -> None:
     zoo.set_rate(model, 0.0)
     silent = found()
     assert silent.skips == [] and silent.setting == ""
-
-
-def test_reasons_of_active_patches_count() -> None:
-    site = Site("test")
-    wrap_hooks.needs_flag(site, lambda model: "it says so")
-    try:
-        found = observed(lambda model, x: model.first(x), lambda output: output.sum())
-    finally:
-        site.undo()
-    assert found.reasons == ["it says so"] and found.setting == "find_unused_parameters=True"
 
 
 def test_the_result_is_data_and_text() -> None:
