@@ -22,7 +22,7 @@ from ddpfix.patching.gate import Gate
 from ddpfix.patching.layers import is_outdated
 from ddpfix.patching.site import Kept, PatchError, Site
 from ddpfix.state import State
-from ddpfix.waiting import Armed, Waiting, armed, top
+from ddpfix.waiting import Armed, Waiting, top
 
 if TYPE_CHECKING:
     # Nobody has asked for a report yet.
@@ -48,7 +48,8 @@ class Engine:
         self.notes: List[str] = []
         self.gate = Gate(_LOCK, self._opened)
         self.waiting = Waiting()
-        self.waiting.open_at(self.matrix.gate.places)
+        # The functions that get a door, until they have it.
+        self.doors = list(self.matrix.gate)
         for patch in self.matrix.in_order():
             self._arm(self._decided[patch])
         self.sites: Dict[str, Site] = {}
@@ -88,17 +89,17 @@ class Engine:
                 self.unseen.discard(toolkit)
 
     def _arm(self, decision: Decision) -> None:
-        if decision.action != State.APPLY:
-            return
-        is_held = self.matrix.patches[decision.patch].gated and not self.gate.is_open
-        (self.waiting.hold if is_held else self.waiting.add)(armed(decision))
+        if decision.action == State.APPLY:
+            self.waiting.arm(decision, self.matrix.patches[decision.patch].gated)
 
     def wanted(self, name: str) -> bool:
         if self.unseen and top(name) in self.unseen:
             self.recognise(top(name))
             if self.toolkits[top(name)] == detect.UNRECOGNISED:
                 log.info(f"the package {name} is not a known release: it is left unchanged")
-        return name in self.toolkits or self.waiting.any_for(name)
+        if name in self.toolkits or self.waiting.any_for(name):
+            return True
+        return any(door.module == name for door in self.doors)
 
     def importing(self, module: ModuleType) -> None:
         """Put in place what the module will need when it is executed, which is about to happen."""
@@ -112,7 +113,7 @@ class Engine:
         with _LOCK, site.one_search(module.__name__):
             name = module.__name__
             if name in self.toolkits:
-                self._put_gate(name)
+                self._put_doors(name)
                 if name == "torch" and untested.is_told_of_torch():
                     # Of the others it is said when a model is wrapped, where there are fixes of torch at all.
                     self.tell_untested([each for each in self._decided.values() if each.toolkit == name])
@@ -126,40 +127,34 @@ class Engine:
                 self.deferred.append(module)
                 return
             else:
-                self._put_gate(top(name))
+                self._put_doors(top(name))
             self._put_in_place(module)
 
-    def _put_gate(self, toolkit: str) -> None:
-        """Put stubs in the places of the held patches, as far as modules of this toolkit are imported."""
-        stubs = [] if self.gate.is_open else self.waiting.stubs(toolkit)
-        if not stubs:
-            return
-        try:
-            self.gate.put(
-                (site.locate(sys.modules[at.module], at.attribute, at.expects), at.attribute.split(".")[-1], opens)
-                for at, opens in stubs
-            )
-            is_passed = _code(self.matrix.gate.passed)()
-        except Exception as error:  # The patches find out by themselves what has changed here, and say so.
-            log.debug(f"patches cannot be held back: {error!r}")
-            is_passed = True
-        if is_passed:
-            self.gate.open()
+    def _put_doors(self, toolkit: str) -> None:
+        """Put doors around the functions that open the gate, as far as modules of this toolkit are imported."""
+        for door in [each for each in self.doors if top(each.module) == toolkit and each.module in sys.modules]:
+            self.doors.remove(door)
+            try:
+                if not self.gate.is_open and any(each.is_gated for each in self.waiting):
+                    owner = site.locate(sys.modules[door.module], door.attribute, door.expects)
+                    self.gate.put(owner, door.attribute.split(".")[-1])
+            except Exception as error:  # The patches find out by themselves what has changed here, and say so.
+                log.debug(f"patches cannot be held back: {error!r}")
+                self.gate.open()
 
     def _opened(self) -> None:
         """Put in place what was held, and nothing a second time: other patches may be in place in the same modules."""
-        released = self.waiting.release()
         with site.one_search():
-            for module in self._imported() if released else ():
+            for module in self._imported():
                 if not initializing(top(module.__name__)):
-                    self._put_in_place(module, only=released)
+                    self._put_in_place(module, only_gated=True)
                 elif module not in self.deferred:
                     self.deferred.append(module)
 
-    def _put_in_place(self, module: ModuleType, before: bool = False, only: Optional[List[Armed]] = None) -> None:
+    def _put_in_place(self, module: ModuleType, before: bool = False, only_gated: bool = False) -> None:
         for each in [each for each in self.waiting.of_module(module.__name__) if each.target.before == before]:
             done = each.decision.patch in self.failed or each.decision.patch in self.left_out
-            if not done and (only is None or each in only):
+            if not done and (self.gate.is_open or not each.is_gated) and (each.is_gated or not only_gated):
                 self._apply(each, module)
 
     def catch_up(self, hook: import_hook.Finder) -> None:
@@ -167,6 +162,9 @@ class Engine:
         for name, module in list(sys.modules.items()):
             if is_lazy(module) and self.wanted(name):
                 hook.hook(globals_of(module)["__spec__"])
+        if any(door.module in sys.modules and not initializing(top(door.module)) for door in self.doors):
+            # The program may have made a group, or compiled a model.
+            self.gate.stay_open()
         with site.one_search():
             for module in self._imported():
                 self.imported(module)

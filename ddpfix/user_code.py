@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
 import sysconfig
 from types import FrameType
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Tuple
 
 _LIBRARIES = tuple({os.path.join(path, "") for path in sysconfig.get_paths().values()})
 # The folder of the package, in which this file lies.
@@ -40,32 +42,14 @@ def place(frame: Optional[FrameType]) -> Tuple[str, str]:
     return "", ""
 
 
-def nearest(file: str, attributes: Sequence[str], near: int) -> Tuple[str, str]:
-    """Return one of these attributes that the functions around a line use, else its file, and its place next to that.
-
-    Returns:
-        the innermost function's attribute, and "train.py:88"; both are "" where there is none, or nothing can be read.
-    """
-    # Needed for a line of the log alone: a process that has none does not pay for them.
-    import ast
-    import tokenize
-
-    try:
-        with tokenize.open(file) as opened:
-            tree = ast.parse(opened.read())
-    except (OSError, SyntaxError, ValueError):
-        return "", ""
-    functions = [each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    around = [each for each in functions if each.lineno <= near <= (each.end_lineno or 0)]
-    for within in (*around[::-1], tree):
-        known = [each for each in ast.walk(within) if isinstance(each, ast.Attribute)]
-        for attribute in attributes:
-            lines = {each.lineno for each in known if each.attr == attribute}
-            if lines:
-                # Of two that are as near, the second: what stands behind the line is too late for it.
-                line = min(lines, key=lambda each: (abs(each - near), -each))
-                return attribute, f"{os.path.basename(file)}:{line}"
-    return "", ""
+def nearest(file: str, attribute: str, near: str) -> str:
+    """Return the line of a file that uses an attribute, the nearest to ``near``: "train.py:88"; "" if there is none."""
+    with contextlib.suppress(OSError, ValueError), open(file, encoding="utf-8") as opened:
+        uses = [number for number, text in enumerate(opened, 1) if re.search(rf"\.{attribute}\b", text)]
+        # Of two that are as near, the second: what stands behind the line is too late for it.
+        line = min(uses, key=lambda each: (abs(each - int(near.rpartition(":")[2])), -each))
+        return f"{os.path.basename(file)}:{line}"
+    return ""
 
 
 def package_that_calls() -> str:
@@ -73,7 +57,7 @@ def package_that_calls() -> str:
     frame: Optional[FrameType] = sys._getframe()
     while frame is not None:
         file, package = frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        # Our wrappers are partly wrapt's.
+        # Other patchers wrap with wrapt.
         if not file.startswith(OWN) and package not in ("ddpfix", "wrapt"):
             return "" if package in ("torch", "__main__") or is_users(file) else package
         frame = frame.f_back

@@ -14,7 +14,7 @@ from ddpfix.matrix.settings import PREFIX, SETTINGS, Setting, SettingsError, nea
 
 _COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "report")
 # What ddpfix requires beside torch (report: numpy), by import name: an installation may lack some.
-_REQUIRED = ("rich", "wrapt", "packaging", "numpy")
+_REQUIRED = ("rich", "packaging", "numpy")
 _DOCTOR = (
     "Prints what a maintainer asks for in an issue, problems first. Shows no values of environment variables but those"
     " of ddpfix. Exit code: 0 if nothing was found that stops a training, 1 if something was, 2 for a wrong use."

@@ -11,7 +11,7 @@ import hashlib
 import json
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ddpfix.matrix.model import Gate, Mark, Matrix, Patch, Row, Target
+from ddpfix.matrix.model import Mark, Matrix, Patch, Row, Target
 from ddpfix.matrix.ranges import Range, parsed
 
 NAME = "compat_matrix.json"
@@ -40,7 +40,7 @@ def made(whole: Dict[str, Any]) -> Matrix:
         whole["version_files"],
         {toolkit: tuple(Mark(**_tuples(mark)) for mark in plain) for toolkit, plain in whole["marks"].items()},
         tuple(whole["order"]),
-        Gate(tuple(Target(**target) for target in whole["gate"]["places"]), whole["gate"]["passed"]),
+        tuple(Target(**target) for target in whole["gate"]),
         whole["newest"],
         _tuples(whole["code"]),
         whole["parameters"],

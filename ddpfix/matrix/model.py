@@ -113,18 +113,6 @@ class Mark(NamedTuple):
     no_words: Tuple[Tuple[str, str], ...] = ()
 
 
-class Gate(NamedTuple):
-    """What a program calls before it needs the patches with the moment gate (:mod:`ddpfix.patching.gate`).
-
-    Attributes:
-        places: the functions with which that begins.
-        passed: a function in patches/ that tells whether it has begun, written like a patch's code.
-    """
-
-    places: Tuple[Target, ...] = ()
-    passed: str = ""
-
-
 class Matrix(NamedTuple):
     """The whole file: distribution names by toolkit, patches by id, and the rows of all patches.
 
@@ -143,7 +131,8 @@ class Matrix(NamedTuple):
     marks: Mapping[str, Tuple[Mark, ...]] = _EMPTY
     # The ids of all patches, in the order in which they are put in place.
     order: Tuple[str, ...] = ()
-    gate: Gate = Gate()
+    # What a program calls before it needs the patches with the moment gate (:mod:`ddpfix.patching.gate`).
+    gate: Tuple[Target, ...] = ()
     newest: Mapping[str, str] = _EMPTY
     code: Mapping[str, Tuple[str, ...]] = _EMPTY
     parameters: Mapping[str, str] = _EMPTY

@@ -9,17 +9,11 @@ import threading
 from types import FunctionType, ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-import wrapt
-
 from ddpfix.modules import assign, contents, globals_of
 from ddpfix.user_code import module_of
 
 LOCK = threading.RLock()
 MISSING = object()
-# The top-level modules of the standard library, but the script, from Python 3.10 on.
-_STANDARD = frozenset(getattr(sys, "stdlib_module_names", ())) - {"__main__"}
-# The base of all of wrapt's proxies; its public name is not the same in all releases.
-_PROXY: type = wrapt.FunctionWrapper.__mro__[-2]
 
 
 class Record:
@@ -71,14 +65,15 @@ class Record:
     def in_place(self) -> bool:
         """Return whether our layer is where it was put, alone or below the layers of others."""
         current = contents(self.owner).get(self.attribute, MISSING)
-        return _is_layer(current, self.now) or any(_is_layer(layer, self.now) for layer in _layers(current))
+        return any(layer is self.now for layer in _layers(current))
 
     def _take_away(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
         current = contents(self.owner).get(self.attribute, MISSING)
-        if _is_layer(current, self.now):
+        if current is self.now:
             self._restore()
             return None
-        if any(current is top and self.now is ours for top, ours in taken):
+        # Somebody else may have put the original back.
+        if current is self.was or any(current is top and self.now is ours for top, ours in taken):
             return None
         if current is not MISSING and relink(current, self.now, self.was):
             taken.append((current, self.now))
@@ -120,14 +115,11 @@ def is_outdated(owner: Any) -> bool:
     return isinstance(found, type) and found is not owner
 
 
-def _is_layer(found: Any, ours: Any) -> bool:
-    """Return whether this is our layer, or the bound form of it that ``getattr(class, name).__wrapped__`` hands out."""
-    return found is ours or (is_proxy(found) and getattr(found, "_self_parent", None) is ours)
-
-
 def is_proxy(found: Any) -> bool:
-    # isinstance would look at what the proxy wraps.
-    return issubclass(type(found), _PROXY)
+    """Return whether this is a proxy of wrapt, as other patchers put around functions."""
+    wrapper = getattr(sys.modules.get("wrapt"), "FunctionWrapper", None)
+    # isinstance would look at what the proxy wraps. The public name of their base is not the same in all releases.
+    return wrapper is not None and issubclass(type(found), wrapper.__mro__[-2])
 
 
 def relink(top: Any, ours: Any, was: Any) -> bool:
@@ -139,7 +131,7 @@ def relink(top: Any, ours: Any, was: Any) -> bool:
             continue
         seen.add(id(layer))
         for below, put in _held(layer):
-            if _is_layer(below, ours):
+            if below is ours:
                 put(was)
                 found = True
             elif is_proxy(below) or type(below) is FunctionType:
@@ -222,37 +214,6 @@ def stale_copies(
             if module is not home and value is old:
                 copies[id(module), name] = (old, module, name)
     return list(copies.values())
-
-
-def named_copies(records: Sequence[Record]) -> List[Tuple[Record, ModuleType, str]]:
-    """Return the places of copies, in other imported modules, of functions that are about to be replaced.
-
-    It takes a third of the time of :func:`stale_copies`: the modules of the package that defines a function are looked
-    at under its own name only (a test compares the two for torch), those of the standard library not at all.
-
-    Args:
-        records: the changes, of functions of modules.
-
-    Returns:
-        (record, module, name of its global).
-    """
-    found: List[Tuple[Record, ModuleType, str]] = []
-    packages = {record.owner.__name__.partition(".")[0] for record in records}
-    changed = {id(record.was): record for record in records}
-    for name, module in list(sys.modules.items()) if records else ():
-        top = name.partition(".")[0]
-        names = globals_of(module)
-        if top in packages:
-            held = [(record.attribute, names.get(record.attribute)) for record in records]
-        elif top in _STANDARD or changed.keys().isdisjoint(map(id, list(names.values()))):
-            continue
-        else:
-            held = list(names.items())
-        for attribute, value in held:
-            record = changed.get(id(value))
-            if record is not None and record.was is value and module is not record.owner:
-                found.append((record, module, attribute))
-    return found
 
 
 def _since(name: Optional[str]) -> List[Any]:

@@ -151,15 +151,20 @@ def _state(engine: Any, decision: Any) -> State:
     if decision.patch in engine.places:
         return State.APPLIED
     own = engine.sites.get(decision.patch)
-    if engine.waiting.is_held(decision.patch) or (own is not None and own.registered):
+    if _is_held(engine, decision.patch) or (own is not None and own.registered):
         return State.REGISTERED
     return State.ARMED if engine.waiting.has(decision.patch) else State.NOTHING_TO_DO
 
 
+def _is_held(engine: Any, patch: str) -> bool:
+    """Return whether a patch is put in place as soon as the gate opens."""
+    return not engine.gate.is_open and bool(engine.waiting.is_held(patch))
+
+
 def _places(engine: Any, patch: str) -> List[str]:
     """Return the places of a patch; for one that is registered only, those where it will act."""
-    if patch not in engine.places and engine.waiting.is_held(patch):
-        return [str(target) for target in engine.matrix.gate.places]
+    if patch not in engine.places and _is_held(engine, patch):
+        return [str(target) for target in engine.matrix.gate]
     if patch in engine.places or patch not in engine.sites:
         return list(engine.places.get(patch, []))
     return list(dict.fromkeys(engine.sites[patch].registered))

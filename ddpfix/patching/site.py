@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, 
 from ddpfix.modules import assign, contents
 from ddpfix.patching.attribution import looks_like
 from ddpfix.patching.layers import CHANGES, LOCK, Record, is_proxy, stale_copies, take_back_copies
-from ddpfix.patching.wrapped import Layer, called_by
+from ddpfix.patching.wrapped import layer
 
 if TYPE_CHECKING:
     # Python 3.8 has it, and nothing asks for it at run time.
@@ -166,14 +166,9 @@ class Site:
         CHANGES.in_place.append(record)
 
     def wrap(self, owner: Any, attribute: str, wrapper: Callable[..., Any]) -> None:
-        """Wrap something that is called once a run: ``wrapper(wrapped, instance, args, kwargs)``, by wrapt."""
-
+        """Wrap something that is called once a run: ``wrapper(wrapped, instance, args, kwargs)``, as wrapt calls it."""
         with LOCK:
-            original = self._raw(owner, attribute)
-            called = called_by(
-                wrapper, owner if isinstance(owner, type) and isinstance(original, FunctionType) else None
-            )
-            self.replace(owner, attribute, Layer(original, called))
+            self.replace(owner, attribute, layer(self._raw(owner, attribute), wrapper, owner))
 
     def wrap_hot(self, owner: Any, attribute: str, make: Callable[[Any], Callable[..., Any]]) -> None:
         """Wrap a function that runs every step: ``make(original)`` returns a plain closure, which pickles by name."""

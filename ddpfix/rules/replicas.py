@@ -9,7 +9,7 @@ from ddpfix.rules.names import in_short
 
 _HINT = (
     "Both ranks applied the same gradients: look for code that changes a parameter on one rank only, or trains"
-    " model.module outside DDP (DDPFIX_DIVERGENCE=error ends the job here)"
+    " model.module outside DDP"
 )
 
 
@@ -116,13 +116,6 @@ def describe_divergence(where: Where, found: Difference, names: Sequence[str], c
     return f"{where}: {'; '.join(parts)}.\n{cause}{_HINT}"
 
 
-# The first cause to check where LBFGS has taken the step.
-LINE_SEARCH = (
-    "LBFGS chooses its steps by the loss that the closure returns, which each rank computes alone: all_reduce it"
-    " there.\nOtherwise: "
-)
-
-
 def local_steps(number: int, place: str) -> str:
     """Return the first cause to check where optimizer steps have used gradients that were not averaged; "" for 0."""
     if not number:
@@ -134,14 +127,14 @@ def local_steps(number: int, place: str) -> str:
 
 
 def describe_averages(
-    where: Where, names: Sequence[str], count: int, numbers: Tuple[Optional[int], Optional[int]], cause: str
+    where: Where, names: Sequence[str], count: int, numbers: Tuple[Optional[int], Optional[int]]
 ) -> str:
     """Return the line about ranks that have averaged different numbers of times: this one and the first."""
     here, there = ("once" if number == 1 else f"{number} times" for number in numbers)
     return (
         f"{where}: {len(names)} of {count} parameters, first {names[0]}: {in_short(names)}.\nBy optimizer step"
         f" {where.step} this rank has averaged {here}, rank {where.first} {there}: their averages mix different"
-        f" steps.\n{cause}{EQUALLY_OFTEN}"
+        f" steps.\n{EQUALLY_OFTEN}"
     )
 
 

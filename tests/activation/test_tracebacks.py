@@ -62,6 +62,6 @@ def test_an_error_of_ddpfix_keeps_its_frames_where_nobody_expects_it(line: str, 
     space: Dict[str, Any] = {}
     exec(code, space)
     with pytest.raises(error) as found:
-        wrapped.called_by(space["layer"], None)(len, None, (), {})
+        wrapped.layer(len, space["layer"], sys)()
     assert frames(found.value)[1:] == kept
     assert error is RuntimeError or "stage.py" in tracebacks.text(found.value)

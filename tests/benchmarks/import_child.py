@@ -25,7 +25,6 @@ _NEEDED = (
     "dataclasses",
     "pathlib",
     "packaging.version",
-    "wrapt",
 )
 _spent = [0.0]
 _open: List[float] = []

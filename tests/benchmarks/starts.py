@@ -23,8 +23,8 @@ _ONE_PTH = (
     "print(time.perf_counter_ns() - begun)"
 )
 _MODULES = "import sys, __future__; print(*sorted(sys.modules))"
-_FORBIDDEN = ("wrapt", "yaml", "packaging", "torch", "logging")
-_BORROWED = ("torch", "transformers", "wrapt", "packaging", "rich")
+_FORBIDDEN = ("yaml", "packaging", "torch", "logging")
+_BORROWED = ("torch", "transformers", "packaging", "rich")
 _CHILD = Path(__file__).with_name("import_child.py")
 _MODEL = ("transformers", "transformers.models.wav2vec2.modeling_wav2vec2")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from typing import Any, Callable, Dict, Optional
 
 import torch
@@ -69,10 +68,6 @@ def logged(step: int) -> None:
 
 
 def wrapped(module: Optional[nn.Module] = None, **options: Any) -> Any:
-    ours = sys.modules.get("ddpfix.patches.torch.replicas.comparison")
-    if ours is not None:
-        # Steps of these models are so short that comparing every four of them takes more than its share.
-        ours._SHARE = 1e6  # type: ignore[attr-defined]
     return DistributedDataParallel(module or net(), **options)
 
 
@@ -85,22 +80,6 @@ def second_rank() -> bool:
 
 
 # They part.
-
-
-def paces(record: Record) -> None:
-    """A parameter is changed on the second rank, whose looks take so long that it would look again much later."""
-    model = wrapped()
-    ours = sys.modules.get("ddpfix.patches.torch.replicas.comparison")
-    if ours is not None and second_rank():
-        steps = ours.ComparisonInterval.steps
-        ours.ComparisonInterval.steps = lambda self, done: steps(self, done) + (100 if done >= 8 else 0)  # type: ignore[attr-defined]
-
-    def between(step: int) -> None:
-        if step == 8 and second_rank():
-            with torch.no_grad():
-                model.module[2].weight += 0.25
-
-    train(record, model, sgd(model), between=between, steps=16)
 
 
 def set_free(record: Record) -> None:

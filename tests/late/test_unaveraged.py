@@ -49,8 +49,7 @@ RIGHT = (
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans = [
-        Scenario(name, function=f"unaveraged:{name}", settings=EVERY)
-        for name in (*NEVER, *APART, *RIGHT, "mixed", "line_search")
+        Scenario(name, function=f"unaveraged:{name}", settings=EVERY) for name in (*NEVER, *APART, *RIGHT, "mixed")
     ]
     plans += [Scenario(f"plain-{name}", function=f"unaveraged:{name}") for name in (*NEVER, *RIGHT)]
     plans.append(Scenario("off", function="unaveraged:within", settings={**EVERY, "divergence": "off"}))
@@ -102,13 +101,6 @@ def test_gradients_of_no_sync_are_the_first_cause_that_is_offered(outcomes: Dict
         told = "2 optimizer steps before that used only gradients of forwards under no_sync"
         assert len(found) == 1 and told in found[0]
         assert "(unaveraged.py:" in found[0], found
-
-
-def test_the_line_search_of_an_optimizer_is_the_first_cause(outcomes: Dict[str, Ranks]) -> None:
-    """Each rank searches by its own loss, and takes another step."""
-    found = [line for rank in lines(outcomes["line_search"]) for line in rank]
-    assert found and unlike(outcomes["line_search"]), outcomes["line_search"]
-    assert all("LBFGS chooses its steps by the loss that the closure returns" in line for line in found), found
 
 
 def test_switched_off_nothing_is_said(outcomes: Dict[str, Ranks]) -> None:

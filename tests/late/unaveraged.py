@@ -254,23 +254,3 @@ NUMBERS: Dict[str, Callable[[int], int]] = {
     "as_often": lambda step: 1 + step % 2,
 }
 globals().update({name: functools.partial(_backwards, numbers=numbers) for name, numbers in NUMBERS.items()})
-
-
-def line_search(record: Record) -> None:
-    """LBFGS takes its steps by the loss of the closure, here each rank's own."""
-    torch.manual_seed(0)
-    model = wrapped(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=1, max_iter=5, line_search_fn="strong_wolfe")
-    rank = distributed.get_rank()
-    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(rank))
-    targets = (inputs.sum(1, keepdim=True) * (1 + rank)).sin()
-
-    def closure() -> Any:
-        optimizer.zero_grad()
-        value = (model(inputs) - targets).pow(2).mean()
-        value.backward()
-        return value
-
-    for _ in range(6):
-        optimizer.step(closure)
-        note(record, model)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.machinery
+import inspect
 import json
 import os
 import sys
@@ -42,7 +43,9 @@ LAYERS = {
     "init_process_group": ["process_group"],
 }
 # Before the program asks for what they are for.
-STUBS: Dict[str, List[str]] = {"__init__": ["gate"], "forward": ["gate"], "init_process_group": ["gate"]}
+DOORS: Dict[str, List[str]] = {"__init__": ["gate"], "forward": [], "init_process_group": ["gate"]}
+# With the gate open: what was there before ddpfix has no door.
+BEHIND: Dict[str, List[str]] = {**LAYERS, "__init__": ["gate", "ddp"], "init_process_group": ["gate", "process_group"]}
 # Only the toolkits themselves have to be imported in each order; what they need from elsewhere may be there before.
 HEAVY = ("numpy", "scipy.optimize", "sympy", "huggingface_hub", "tokenizers", "regex", "httpx", "safetensors", "psutil")
 
@@ -100,6 +103,8 @@ class World:
         self.observer = Observer()
         self.path: List[str] = []
         self.armed = self.active = self.opened = False
+        # Whether ddpfix was there before what it changes.
+        self.has_doors = False
         # The layers on DistributedDataParallel.__init__, outermost first.
         self.chain: List[str] = []
         self.lost = 0
@@ -109,26 +114,23 @@ class World:
     # The steps.
 
     def T(self) -> None:
-        import torch.nn.parallel  # noqa: F401
-
-        self._imported()
+        self._import("torch.nn.parallel")
 
     def W(self) -> None:
-        importlib.import_module(WAVLM)
-        self._imported()
+        self._import(WAVLM)
 
     def A(self) -> None:
         import ddpfix
 
         ddpfix.activate()
-        self._activated()
+        self._activated(HOME not in sys.modules)
 
     R = A
 
     def O(self) -> None:  # noqa: E743
         import ddpfix.auto  # noqa: F401
 
-        self._activated()
+        self._activated(HOME not in sys.modules)
 
     def E(self) -> None:
         os.environ["DDPFIX"] = "1"
@@ -153,10 +155,7 @@ class World:
             torch.distributed.init_process_group("gloo", init_method="nowhere://", rank=0, world_size=1)
         if self.active and not self.opened:
             self.opened = True
-            # What has taken the stub away is what our layer is put around.
-            self.chain = ["ddp" if layer == "gate" else layer for layer in self.chain]
-            self.lost = 0
-            self._ours()
+            self.chain = [each for layer in self.chain for each in ([layer, "ddp"] if layer == "gate" else [layer])]
 
     def P(self) -> None:
         """As ddtrace does."""
@@ -177,14 +176,17 @@ class World:
         exec("from torch.distributed import init_process_group as begin", copy.__dict__)
         self.copies.append(copy)
 
-    def _imported(self) -> None:
+    def _import(self, name: str) -> None:
+        is_first = HOME not in sys.modules
+        importlib.import_module(name)
         if self.armed and not self.active:
-            self._activated()
+            self._activated(is_first)
         elif self.active:
             self._ours()
 
-    def _activated(self) -> None:
+    def _activated(self, is_first: bool) -> None:
         self.active = self.armed = True
+        self.has_doors, self.opened = is_first, not is_first
         self._ours()
 
     def _ours(self) -> None:
@@ -196,7 +198,7 @@ class World:
         """Our layers at present, outermost first."""
         if not self.active:
             return {name: [] for name in LAYERS}
-        return LAYERS if self.opened else STUBS
+        return (BEHIND if self.opened else DOORS) if self.has_doors else LAYERS
 
     def chain_has_ours(self) -> bool:
         return any(layer != "theirs" for layer in self.chain)
@@ -219,8 +221,7 @@ class World:
         report = ddpfix.report()
         yield from expect("report().active", report.active, self.active)
         if self.path[-1] == "U":
-            if len(self.undo_problems) != self.lost:
-                yield f"undo could not take back {self.undo_problems}, {self.lost} were lost"
+            yield from expect("what undo could not take back", self.undo_problems, [])
             self.lost = 0
         if report.active:
             states = {entry.id: entry.state for entry in report.patches}
@@ -228,7 +229,7 @@ class World:
             yield from expect("torch.flag", states["torch.flag"], done if HOME in sys.modules else "armed")
             # Models that are wrapped are looked at as soon as DDP is there.
             is_covered = self.opened and WAVLM in sys.modules
-            waits = "registered" if HOME in sys.modules or not self.opened else "armed"
+            waits = "registered" if HOME in sys.modules else "armed"
             yield from expect(
                 "transformers.layerdrop", states["transformers.layerdrop"], "applied" if is_covered else waits
             )
@@ -310,13 +311,17 @@ def layers(function: Any) -> Tuple[List[str], Any]:
     """The files of the layers on a function, outermost first, and the function below them."""
     found = []
     while True:
-        if hasattr(function, "_self_wrapper"):
-            found.append(function._self_wrapper.__module__.rpartition(".")[2].replace("__main__", "theirs"))
-        elif function.__code__.co_filename.endswith("gate.py"):
+        is_theirs = hasattr(function, "_self_wrapper")
+        nonlocals = {} if is_theirs else inspect.getclosurevars(function).nonlocals
+        if "gate" in nonlocals:
             found.append("gate")
+        elif is_theirs:
+            found.append("theirs")
+        elif "wrapper" in nonlocals:
+            found.append(nonlocals["wrapper"].__module__.rpartition(".")[2])
         else:
             break
-        function = function.__wrapped__
+        function = nonlocals.get("then", function.__wrapped__)
     return found, function
 
 

@@ -160,7 +160,7 @@ def test_site_packages_that_cannot_be_written(
 WINDOWS = """
 import importlib, os, pkgutil, select, signal, sys
 import argparse, asyncio, multiprocessing, subprocess, tempfile
-import packaging.version, rich.console, rich.live, rich.progress, rich.table, torch, torch._dynamo, wrapt, yaml
+import packaging.version, rich.console, rich.live, rich.progress, rich.table, torch, torch._dynamo, yaml
 import torch.distributed.fsdp, torch.distributed.run, torch.nn.parallel, torch.utils.checkpoint, torch.utils.data
 for name in ("transformers", "accelerate", "plotly.graph_objects", "requests", "unearth", "remotezip"):
     try:

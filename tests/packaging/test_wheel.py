@@ -49,7 +49,6 @@ def test_the_metadata(wheel: Path) -> None:
     lines = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert {line.split(";")[0].rstrip(" 0123456789.>=").lower() for line in lines} == {
         "torch",
-        "wrapt",
         "packaging",
         "rich",
     }

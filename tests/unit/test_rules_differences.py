@@ -142,7 +142,7 @@ def test_parameters_and_rates_that_differ_are_named() -> None:
 
 @pytest.mark.parametrize(("numbers", "told"), [((2, 1), "2 times, rank 0 once"), ((3, 2), "3 times, rank 0 2 times")])
 def test_averages_that_were_not_equally_many(numbers: Any, told: str) -> None:
-    line = replicas.describe_averages(WHERE, ["b.weight"], 2, numbers, "")
+    line = replicas.describe_averages(WHERE, ["b.weight"], 2, numbers)
     assert f"By optimizer step 4 this rank has averaged {told}: their averages mix different steps." in line
 
 

@@ -18,7 +18,6 @@ import wrapt
 
 from ddpfix.patching.layers import CHANGES, stale_copies
 from ddpfix.patching.site import Kept, PatchError, Registry, Site, one_search
-from tests.support import undo
 
 KIT = """
 class Base:
@@ -550,10 +549,7 @@ def test_activating_twice_is_one_activation(active: Any) -> None:
 
     original = dict(vars(DistributedDataParallel))
     first = active.activate()
-    assert len(layers(vars(DistributedDataParallel)["__init__"])) == 2, "a stub"
-    assert active.activate() == first
-    undo.open_gate()
-    first, once = active.report(), dict(vars(DistributedDataParallel))
+    once = dict(vars(DistributedDataParallel))
     assert len(layers(once["__init__"])) == 2 and len(layers(once["forward"])) == 2
     assert active.activate() == first
     assert all(vars(DistributedDataParallel)[name] is value for name, value in once.items())

@@ -58,11 +58,9 @@ class Reader:
         nodes = top["patches"].mapping()
         patches = {name: self._patch(name, node) for name, node in nodes.items()}
         _check(nodes, patches)
-        gate: Plain = {"places": [], "passed": ""}
-        if "gate" in top:
-            gate = top["gate"].record({"places": self._gates, "passed": kinds.code}, {})
+        gate = self._gates(top["gate"]) if "gate" in top else []
         for name, patch in patches.items():
-            if patch["gated"] and not gate["places"]:
+            if patch["gated"] and not gate:
                 nodes[name].fail(f"patch {name!r} has the moment gate; there is no part gate, which says what opens it")
         code, parameters = self._released(top["hashes"]) if "hashes" in top else ({}, {})
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -10,6 +10,7 @@ from ddpfix.exchange.rendezvous import Members
 from ddpfix.layerdrop import cover, training
 from ddpfix.models import internals, wrap_hooks
 from ddpfix.models.identity import ByIdentity
+from ddpfix.patching import tracebacks
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import Site
 
@@ -23,37 +24,35 @@ class Unasked:
         self.roots: ByIdentity[bool] = ByIdentity()
 
 
-class First:
-    """The moment at which ranks agree on a model; ``waits``: each parameter's gradient is waited for, as by FSDP."""
+def put(
+    site: Site, owner: type, find: Callable[[Any], Optional[training.Replica]], check: Callable[[Any, Any], None]
+) -> None:
+    """Make the forward of a class the step of its models.
 
-    def __init__(self, site: Site, model: Any, members: Members, waits: bool) -> None:
-        self.site, self.model, self.members, self.waits = site, model, members, waits
-        self.failure: Optional[Exception] = None
-        self.seed: Optional[int] = None
+    Args:
+        find: returns the state of a model on this rank; None where its forward is no step.
+        check: is called with the model and the step after each.
+    """
 
+    def factory(original: Any) -> Callable[..., Any]:
+        def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+            replica = find(self)
+            if replica is None:
+                return original(self, *inputs, **kwargs)
+            token = training.enter(replica)
+            try:
+                output = original(self, *inputs, **kwargs)
+            except BaseException as error:
+                tracebacks.hide(error)
+                raise
+            finally:
+                training.leave(token)
+            check(self, token[0])
+            agreement.watch(output, token[0])
+            return output
 
-def _look(first: First) -> None:
-    first.failure = wrap_hooks.run_before_wrap(first.model)
+        return forward
 
-
-def _agree(first: First) -> None:
-    first.seed = agreement.agree_on(first.site, first.model, first.members, first.failure)
-
-
-def _checkpoints(first: First) -> None:
-    if first.waits and cover.active(first.model):
-        wrap_hooks.forbid_reentrant(first.model)
-
-
-ORDER: Tuple[Callable[[First], None], ...] = (
-    _look,  # These hooks may change which layers a model skips, and ranks compare that next.
-    _agree,  # All ranks have to be present before anything else happens.
-    _checkpoints,  # Depends on whether the model skips layers.
-)
-
-
-def put(site: Site, owner: type, factory: Callable[[Any], Callable[..., Any]]) -> None:
-    """Make the forward of a class the step of its models: ``factory(original)`` returns what is called in its place."""
     site.wrap_hot(owner, "forward", factory)
     skip_frames(vars(owner)["forward"])
     site.at_undo(training.TRAINED.forget)
@@ -73,16 +72,19 @@ def agreed(site: Site, root: Any, model: Any, members: Members, waits: bool = Tr
         root: what is called in each step.
         model: the module in it, or the root itself.
         members: the ranks that train it together; all of them have to come.
+        waits: whether each parameter's gradient is waited for, as by FSDP.
     """
     unasked = site.keep(Unasked).roots
     if root in unasked:
         return None
-    first = First(site, model, members, waits)
-    for stage in ORDER:
-        stage(first)
-    if first.seed is None:
+    # These hooks may change which layers a model skips, which ranks compare next.
+    failure = wrap_hooks.run_before_wrap(model)
+    seed = agreement.agree_on(site, model, members, failure)
+    if waits and cover.active(model):
+        wrap_hooks.forbid_reentrant(model)
+    if seed is None:
         unasked[root] = True
         return None
-    replica = training.register(root, model, first.seed)
+    replica = training.register(root, model, seed)
     replica.is_alone = len(members.ranks) < 2
     return replica

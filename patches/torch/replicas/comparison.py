@@ -1,189 +1,201 @@
-"""One optimizer's part of one model, which ranks compare; :mod:`.divergence` says when, and what is left out."""
+"""One optimizer's part of one model, which this rank compares with what the first rank of the model's group saw.
+
+:mod:`.divergence` says when, and what is left out. A comparison keeps no model alive: what was not compared before the
+model went is compared when the process group ends.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import math
 import weakref
-from typing import Any, Iterator, Optional, Tuple
-
-import torch
+from typing import Any, Dict, List, Optional
 
 from ddpfix import log
-from ddpfix.exchange.keys import default_store
+from ddpfix.exchange.keys import default_store, delete, has, keys, put
+from ddpfix.rules import replicas
 from ddpfix.system import System
 
+from ..internals import process_groups
+from ..internals.wrapper import inner
 from ..pipeline import ddp, optimizers
+from ..pipeline.step_count import Clock
 from ..unused.states import REDUCTION
 from . import fingerprint
-from .exchange import Counts, SnapshotExchange
 
-# Seconds for which a rank waits before it ends with an error, so that the others come to theirs.
-_LINGER = 1.0
 # More optimizers of one model than these are one for each parameter or layer, and are not looked at.
 _OPTIMIZERS = 8
-# The share of a run's time that looking may take: where a look takes longer, fewer steps are looked at.
-_SHARE = 0.001
-# A run may be short: its steps 1, 2, 4 and 8 are looked at, whatever that takes.
-_FIRST = 8
+# A run may be short: its steps 1, 2, 4 and 8 are looked at. Before the last of them a difference is told when the next
+# look has it, too: a program may set its replicas apart for a few steps.
+_EARLY = 8
+# Looks that the store keeps, for ranks that come later.
+_KEPT = 4
 
 
-class DivergenceError(RuntimeError):
-    """The replicas of a model differ (``DDPFIX_DIVERGENCE=error``). The message has rank, step and place."""
+class Counts:
+    """What all optimizers of one model have in common, and whether it was said that its replicas differ."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.watches = 0
+        self.reported = False
+
+    def report(self, line: str) -> None:
+        """Log a difference once a model: a program may make a new optimizer for each of its steps."""
+        if not self.reported:
+            self.reported = True
+            log.on_every_rank(line)
 
 
 class Comparison:
-    """One optimizer's part of one model, with ``every`` optimizer steps at least between two looks."""
+    """One optimizer's part of one model.
 
-    def __init__(self, model: ddp.Wrapped, counts: Counts, mode: str, every: int) -> None:
-        self.model, self._counts = weakref.ref(model), counts
-        self._mode, self._every = mode, every
-        # Made with the first look, which gives it its number among those of the model.
-        self.seen: Optional[SnapshotExchange] = None
+    Args:
+        every: optimizer steps between two looks.
+
+    Attributes:
+        unsure: a difference that is told when the next look has one as well, or when the run ends.
+    """
+
+    def __init__(self, model: ddp.Wrapped, counts: Counts, every: int) -> None:
+        self.model, self.counts, self._every = weakref.ref(model), counts, every
+        self._class = type(inner(model.wrapper)).__name__
+        self._ranks = process_groups.ranks_of(model.wrapper.process_group)
+        self._is_first = process_groups.own_rank() == self._ranks[0]
+        # Keys in the store: of the model, and of this optimizer's part, which has a number from its first look on.
+        self._shared, self._own = f"drift/{model.number}", ""
         self._over = False
         # Steps that count, the forwards that were done in the last of them, and the next one after which to look.
         self._steps, self._forwards, self._next = 0, 0, 1
-        # What the step that was the last one has left, until the next one begins.
-        self._look: Optional[fingerprint.PendingSnapshot] = None
-        self._pace = ComparisonInterval(every)
         # Training forwards begun by the last step, and steps since the last look whose gradients were not averaged.
         self._forwards_begun = self._local = 0
+        # What the step that was the last one has left, until the next one begins.
+        self._look: Optional[fingerprint.PendingSnapshot] = None
+        # The steps after which this rank has looked (0: the beginning), and of each how many steps without an average
+        # were before it, and what it saw and has not compared yet.
+        self._looks: List[int] = [0]
+        self._before: Dict[int, int] = {}
+        self._waiting: Dict[int, replicas.Snapshot] = {}
+        self._names: List[str] = []
+        self.unsure = ""
 
-    def counts(self) -> bool:
-        """Count a step of the optimizer, which has not raised; return whether it counts."""
-        forwards = self._counts.forwards
-        if self._over or self._forwards == forwards:
-            self._count_local()
+    def stepped(self, optimizer: Any) -> bool:
+        """Count a step of the optimizer, which has not raised; return whether something is due before its next one."""
+        clock = self.counts.clock
+        counts, trained = not self._over and self._forwards != clock.prepared, self._forwards_begun != clock.number
+        self._forwards_begun = clock.number
+        if not counts:
+            # No reduction was prepared for it.
+            self._local += trained
             return False
-        self._forwards_begun = self._counts.clock.number
-        self._steps, self._forwards = self._steps + 1, forwards
-        return True
+        self._steps, self._forwards = self._steps + 1, clock.prepared
+        if self._steps == self._next:
+            if optimizers.is_hidden() or not optimizers.is_torchs(optimizer):
+                self._next += self._every
+            else:
+                try:
+                    self._begin_look(optimizer)
+                except Exception as error:
+                    self._give_up(error)
+        since = self._steps - self._looks[-1]
+        return self._look is not None or (len(self._looks) > 1 and not since & (since - 1))
 
-    def _count_local(self) -> None:
-        """Count a step of the optimizer for which no reduction was prepared, if there was a forward for it."""
-        number = self._counts.clock.number
-        if number != self._forwards_begun:
-            self._forwards_begun = number
-            self._local += 1
-
-    def is_next(self) -> bool:
-        """Return whether replicas are to be compared after this step."""
-        return self._steps == self._next
-
-    def look(self, optimizer: Any) -> None:
-        """Read what the step has left, or after the usual pause where nothing may be read here."""
-        if optimizers.is_hidden() or not optimizers.is_torchs(optimizer):
-            self._next += self._every
-            return
-        try:
-            with self._pace.timed():
-                self._take(optimizer)
-        except Exception as error:
-            self._give_up(error)
-
-    def _take(self, optimizer: Any) -> None:
+    def _begin_look(self, optimizer: Any) -> None:
         model = self.model()
-        if model is None or default_store() is None or not optimizers.replicated(model):
-            self._over = True
+        self._over = model is None or default_store() is None or not optimizers.replicated(model)
+        if model is None or self._over:
             return
-        if self.seen is None:
-            self.seen = SnapshotExchange(model, self._counts, isinstance(optimizer, torch.optim.LBFGS))
-            self._over = self._counts.watches > _OPTIMIZERS
+        if not self._own:
+            self._own = f"{self._shared}/{self.counts.watches}"
+            self.counts.watches += 1
+            self._over = self.counts.watches > _OPTIMIZERS
         compared = fingerprint.compared(model, optimizer)
         reduction = REDUCTION.of(model)
         averaged = None if reduction is None or reduction.within is not None else reduction.reductions
         self._look = fingerprint.PendingSnapshot(self._steps, self._forwards, compared, optimizer, averaged)
 
     def step_begins(self) -> None:
-        """Called before each step, for what is due after the one before; DivergenceError where that is the mode."""
+        """Do what is due after the step before, and say what differs."""
         if self._over:
             return
         try:
-            with self._pace.timed():
-                found = self._turn()
+            line = self._turn()
         except Exception as error:
             self._give_up(error)
             return
-        if found:
+        if line:
             self._over = True
-            self._tell(found)
+            self.counts.report(line)
+
+    def _turn(self) -> str:
+        model, store = self.model(), default_store()
+        if model is None or store is None or not optimizers.replicated(model):
+            self._over = True
+            return ""
+        if self._look is not None:
+            self._end_look(self._look, store)
+        return self.compare(store)
 
     def _give_up(self, error: Exception) -> None:
         self._over = True
         log.debug(f"replicas are no longer compared: {error!r}")
 
-    def is_due(self) -> bool:
-        """Return whether something is to be done before the next step."""
-        if self._look is not None or self.seen is None:
-            return self._look is not None
-        since = self._steps - self.seen.looks[-1]
-        return len(self.seen.looks) > 1 and not since & (since - 1)
-
-    def _turn(self) -> str:
-        """Do what is due after this step; return the difference that was found."""
-        model, store, seen = self.model(), default_store(), self.seen
-        if model is None or store is None or seen is None or not optimizers.replicated(model):
-            self._over = True
-            return ""
-        own = seen.own(store)
-        # In mode error all ranks end in the same step of one optimizer; else it is a matter of the model, whose
-        # optimizers may live too short a time to hear of it (a program that makes a new one now and then).
-        shared = own if self._mode == "error" else seen.models(store)
-        if self._look is not None:
-            self._end_look(self._look, seen, own)
-        found = seen.compare(own, shared, self._steps)
-        if self._steps < seen.following:
-            # The first rank gives the pace, by its own times.
-            self._next = seen.following
-        if self._mode == "error":
-            # When all know of it, to end together.
-            return seen.told(shared, self._steps)
-        return found or seen.told(shared)
-
-    def _end_look(self, look: fingerprint.PendingSnapshot, seen: SnapshotExchange, own: Any) -> None:
+    def _end_look(self, look: fingerprint.PendingSnapshot, store: Any) -> None:
+        """Keep what a step has left, or leave it for the others; drop what is old."""
         here, self._look = look.finish(), None
         if here is None:
             # The program moves its parameters itself.
             self._over = True
             return
-        self._next = self._steps + self._pace.steps(self._steps)
-        seen.add(own, here, look.names, self._local, self._next)
-        self._local = 0
+        self._next = here.step + (min(here.step, self._every) if here.step < _EARLY else self._every)
+        self._names, own = look.names, keys(store, self._own)
+        if self._is_first:
+            put(own, f"sight/{here.step}", System.json(here))
+            put(own, f"digest/{here.step}", fingerprint.digest(here))
+        else:
+            self._waiting[here.step] = here
+        self._before[here.step], self._local = self._local, 0
+        self._looks.append(here.step)
+        while len(self._looks) > _KEPT:
+            old = self._looks.pop(0)
+            self._waiting.pop(old, None)
+            self._before.pop(old, None)
+            if old and self._is_first:
+                delete(own, [f"sight/{old}", f"digest/{old}"])
 
-    def kept(self) -> Optional[SnapshotExchange]:
-        """Return what is to be compared when the process group ends, if it is known of the model by then."""
-        return None if self._over else self.seen
+    def is_waiting(self) -> bool:
+        """Return whether something was not compared yet, or not told."""
+        return bool(self._waiting or self.unsure)
 
-    def _tell(self, line: str) -> None:
-        if self._mode == "error":
-            # A rank that ends at once closes connections on which others are still in the collective before this.
-            System.pause(_LINGER)
-            raise DivergenceError(f"ddpfix: {line}")
-        self._counts.report(line)
+    def is_open(self) -> bool:
+        """Return whether the last comparison has work here: the first rank learns of a difference from others."""
+        return self._is_first or self.is_waiting()
 
+    def compare(self, store: Any) -> str:
+        """Return a difference from the first rank in a look that the store has of both, else one of another rank."""
+        own, shared = keys(store, self._own), keys(store, self._shared)
+        for step, here in list(self._waiting.items()):
+            if not has(own, f"digest/{step}"):
+                continue
+            del self._waiting[step]
+            is_same = own.get(f"digest/{step}").decode() == fingerprint.digest(here)
+            found = "" if is_same else self._described(replicas.Snapshot(*System.loads(own.get(f"sight/{step}"))), here)
+            if not found or (step < _EARLY and not self.unsure):
+                self.unsure = found
+                continue
+            found = self.unsure or found
+            if shared.add("differ", 1) == 1:
+                put(shared, "found", found)
+            return found
+        return str(shared.get("found").decode()) if has(shared, "found") else ""
 
-class ComparisonInterval:
-    """How often to look, so that looking takes at most a small share of the run."""
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self._begun: Tuple[int, float] = (0, System.perf_counter())
-        # Seconds that were spent since then, without those of the block that is open, and when that began.
-        self._spent, self._since = 0.0, 0.0
-
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        """Count the time in here as spent: to look, to publish, and to compare."""
-        self._since = System.perf_counter()
-        yield
-        self._spent += System.perf_counter() - self._since
-
-    def steps(self, done: int) -> int:
-        """After how many steps to look again; called within :meth:`timed`."""
-        (before, begun), now = self._begun, System.perf_counter()
-        spent = self._spent + now - self._since
-        self._begun, self._since, self._spent = (done, now), now, 0.0
-        step = (now - begun - spent) / max(1, done - before)
-        if done < _FIRST:
-            return min(done, self._every)
-        return max(self._every, math.ceil(spent / (_SHARE * max(step, 1e-6))))
+    def _described(self, there: replicas.Snapshot, here: replicas.Snapshot) -> str:
+        before = self._looks[self._looks.index(here.step) - 1]
+        where = replicas.Where(process_groups.own_rank(), self._ranks[0], self._class, before, here.step)
+        found = replicas.difference(there, here)
+        if found is not None and found.numbers:
+            cause = replicas.local_steps(self._before.get(here.step, 0), self.counts.clock.local_place)
+            names = [self._names[number] for number in found.numbers]
+            return replicas.describe_divergence(where, found, names, len(self._names), cause)
+        if replicas.has_averaged_apart(there, here):
+            names = [self._names[number] for number in replicas.unequal(there, here)]
+            return replicas.describe_averages(where, names, len(self._names), (here.averaged, there.averaged))
+        return ""

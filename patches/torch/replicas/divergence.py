@@ -33,8 +33,7 @@ from ..pipeline import ddp, optimizers
 from ..pipeline.optimizers import Steps
 from ..pipeline.process_group import Follower, ProcessGroup
 from ..pipeline.step_count import CLOCK, Clocks
-from .comparison import Comparison
-from .exchange import Counts, SnapshotExchange
+from .comparison import Comparison, Counts
 from .unaveraged import FEW, UnreducedModel
 
 _NOTHING: Tuple[int, List[Any]] = 0, []
@@ -54,7 +53,7 @@ class Divergence(ddp.Stage, Follower):
     place = "divergence"
 
     def __init__(self) -> None:
-        self._optimizer_steps, self._mode, self._every = Steps(), "", _EVERY
+        self._optimizer_steps, self._every = Steps(), _EVERY
         self._process = System.pid()
         self._counts: weakref.WeakKeyDictionary[ddp.Wrapped, Counts] = weakref.WeakKeyDictionary()
         # By optimizer: how many models there were when it was looked at, and what is watched of it.
@@ -63,14 +62,13 @@ class Divergence(ddp.Stage, Follower):
         # Those that have something to do before the next step of their optimizer, which may be no more by then.
         self._due: weakref.WeakSet[Comparison] = weakref.WeakSet()
         # What may be left to compare when the process group ends.
-        self._seen: List[SnapshotExchange] = []
+        self._seen: List[Comparison] = []
         # The models of which no step was covered by a reduction yet.
         self._unreduced: List[UnreducedModel] = []
 
-    def begin(self, steps: Steps, mode: str) -> None:
+    def begin(self, steps: Steps, every: str) -> None:
         """Take the steps of optimizers, and what the user wants: a number is that of steps between two comparisons."""
-        self._optimizer_steps, self._mode = steps, mode
-        self._every = int(mode) if mode.isdigit() else _EVERY
+        self._optimizer_steps, self._every = steps, int(every) if every.isdigit() else _EVERY
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         clock = CLOCK.of(model)
@@ -112,12 +110,11 @@ class Divergence(ddp.Stage, Follower):
         if optimizers.is_compiled():
             return
         for each in self._watches(optimizer):
-            if each.counts():
-                if each.is_next():
-                    each.look(optimizer)
-                    self._keep(each)
-                if each.is_due():
-                    self._due.add(each)
+            if each.stepped(optimizer):
+                self._due.add(each)
+                # It goes with its optimizer.
+                if each not in self._seen:
+                    self._seen = [*self._seen, each][-_MOST:]
         for unreduced in tuple(self._unreduced):
             self._examine(unreduced, unreduced.stepped, optimizer)
             if unreduced.steps >= self._every:
@@ -140,12 +137,6 @@ class Divergence(ddp.Stage, Follower):
         line = unreduced.line()
         if line:
             lowest_rank.report(f"unaveraged/{unreduced.number}", line, warns=True)
-
-    def _keep(self, comparison: Comparison) -> None:
-        """Remember what a comparison has seen: it goes with its optimizer."""
-        kept = comparison.kept()
-        if kept is not None and kept not in self._seen:
-            self._seen = [*self._seen, kept][-_MOST:]
 
     def up(self) -> None:
         self._process = System.pid()
@@ -178,19 +169,17 @@ class Divergence(ddp.Stage, Follower):
             if not optimizers.is_torchs(optimizer):
                 return []
             new = optimizers.trained(optimizer, [each.model() for each in watches])
-            made = (
-                Comparison(each, self._counts[each], self._mode, self._every) for each in new if each in self._counts
-            )
+            made = (Comparison(each, self._counts[each], self._every) for each in new if each in self._counts)
             self._watched[optimizer] = models, watches = self._models, [*watches, *made]
         return watches
 
 
-def _compare_rest(left: List[SnapshotExchange]) -> None:
+def _compare_rest(left: List[Comparison]) -> None:
     for pause in _PAUSES:
         System.pause(pause)
         store = default_store()
         for seen in left if store is not None else ():
-            line = seen.compare(seen.own(store), seen.models(store), seen.looks[-1]) or seen.told(seen.models(store))
+            line = seen.compare(store)
             if line:
                 seen.counts.report(line)
         if not any(seen.is_waiting() and not seen.counts.reported for seen in left):

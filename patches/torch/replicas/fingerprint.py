@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from typing import Any, Dict, List, Optional, Sequence
 
 import torch
@@ -52,25 +53,32 @@ def _short(value: Any) -> str:
 
 
 class PendingSnapshot:
-    """Parameters (:func:`comparable`, by name) right after a step, computed without a wait for a device."""
+    """Parameters (:func:`comparable`, by name) right after a step, computed without a wait for a device.
+
+    It does not keep them alive.
+    """
 
     def __init__(
         self, step: int, forwards: int, parameters: Dict[str, Any], optimizer: Any, averaged: Optional[int] = None
     ) -> None:
-        self.names, self._held = list(parameters), list(parameters.values())
+        self.names, held = list(parameters), list(parameters.values())
+        self._held = [weakref.ref(parameter) for parameter in held]
         self._step, self._forwards, self._averaged = step, forwards, averaged
-        self._rates = _rates(optimizer, {id(parameter) for parameter in self._held})
+        self._rates = _rates(optimizer, {id(parameter) for parameter in held})
         with torch.no_grad():
-            self._sums = [_sum(parameter.detach()) for parameter in self._held]
-            self._gradients = [_sum(parameter.grad) for parameter in self._held]
-            self._samples = [_some(parameter.detach()) for parameter in self._held]
+            self._sums = [_sum(parameter.detach()) for parameter in held]
+            self._gradients = [_sum(parameter.grad) for parameter in held]
+            self._samples = [_some(parameter.detach()) for parameter in held]
 
     def finish(self) -> Optional[Snapshot]:
-        """Return what was seen, with one wait for each device; None if the program has moved a parameter since."""
+        """Return what was seen, with one wait for each device; None if a parameter was moved or destroyed since."""
+        held: List[Any] = [reference() for reference in self._held]
+        if any(parameter is None for parameter in held):
+            return None
         with torch.no_grad():
-            now = [_sum(parameter.detach()) for parameter in self._held]
+            now = [_sum(parameter.detach()) for parameter in held]
             single = [each[0] for each in _fetched([*self._sums, *now, *self._gradients])]
-            count = len(self._held)
+            count = len(held)
             if single[:count] != single[count : 2 * count]:
                 return None
             samples = _fetched(self._samples)

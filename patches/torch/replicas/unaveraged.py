@@ -184,6 +184,8 @@ class UnreducedModel:
         clock = self._clock
         if not clock.is_local:
             return "backward" if self._inside else "", self._inside
-        file, line = clock.local_file, int(clock.local_place.rpartition(":")[2] or 0)
-        attribute, place = user_code.nearest(file, _SET_BY, line)
-        return (attribute, place) if attribute else ("no_sync", clock.local_place)
+        for attribute in _SET_BY:
+            place = user_code.nearest(clock.local_file, attribute, clock.local_place)
+            if place:
+                return attribute, place
+        return "no_sync", clock.local_place

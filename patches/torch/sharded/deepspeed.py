@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from torch import distributed
 
 from ddpfix import log
 from ddpfix.layerdrop import cover, training
-from ddpfix.patching import tracebacks
 from ddpfix.patching.site import Site
 
 from ..agreement import root_step
-from ..agreement import stage as agreement
 from ..internals import process_groups
 
 # The stage that keeps parameters in parts.
@@ -33,7 +31,12 @@ _PARTS = 3
 
 def steps(site: Site, module: ModuleType, owner: Any) -> None:
     """Put on the forward of the engine."""
-    root_step.put(site, owner, functools.partial(_forward, site))
+
+    def find(engine: Any) -> Optional[training.Replica]:
+        # The engine passes train() and eval() on and keeps its own mode.
+        return None if root_step.is_inner(engine.module) else training.replica_of(engine)
+
+    root_step.put(site, owner, find, _refuse_skips)
 
 
 def made(site: Site, module: ModuleType, owner: Any) -> None:
@@ -53,27 +56,6 @@ def _made(site: Site, wrapped: Any, engine: Any, args: Tuple[Any, ...], kwargs: 
             "LayerDrop stays as shipped, and ranks may skip different layers: DeepSpeed was given an mpu, so ddpfix"
             " does not know which ranks train one model. DDPFIX_LAYERDROP=off trains without LayerDrop."
         )
-
-
-def _forward(site: Site, original: Any) -> Callable[..., Any]:
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        replica = training.replica_of(self)
-        # The engine passes train() and eval() on and keeps its own mode.
-        if replica is None or root_step.is_inner(self.module):
-            return original(self, *inputs, **kwargs)
-        token = training.enter(replica)
-        try:
-            output = original(self, *inputs, **kwargs)
-        except BaseException as error:
-            tracebacks.hide(error)
-            raise
-        finally:
-            training.leave(token)
-        _refuse_skips(self, token[0])
-        agreement.watch(output, token[0])
-        return output
-
-    return forward
 
 
 def _refuse_skips(engine: Any, step: training.Step) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 from ddpfix.layerdrop import cover, training
 from ddpfix.patching import tracebacks
@@ -21,38 +21,24 @@ from ..internals import process_groups, wrapper
 
 
 def steps(site: Site, module: ModuleType, owner: Any) -> None:
-    root_step.put(site, owner, functools.partial(_forward, site))
+    def find(model: Any) -> Optional[training.Replica]:
+        if root_step.is_inner(model) or wrapper.is_inner(model):
+            return None
+        replica = _replica(site, model, lambda: process_groups.of_fsdp1(model), model.process_group)
+        if replica is not None:
+            # All micro-batches of an accumulation window skip the same layers: a unit that ran under no_sync and not in
+            # the last micro-batch keeps a gradient that is never reduced, and FSDP raises an AssertionError.
+            if replica.open:
+                replica.iteration -= 1
+            replica.open = not wrapper.reduces(model)
+        return replica
+
+    root_step.put(site, owner, find, lambda model, step: None)
 
 
 def fully_shard(site: Site, module: ModuleType, owner: Any) -> None:
-    site.wrap(module, "fully_shard", functools.partial(_fully_sharded, site))
+    site.wrap_hot(module, "fully_shard", functools.partial(_sharding, site))
     site.at_undo(training.TRAINED.forget)
-
-
-def _forward(site: Site, original: Any) -> Callable[..., Any]:
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if root_step.is_inner(self) or wrapper.is_inner(self):
-            return original(self, *inputs, **kwargs)
-        replica = _replica(site, self, lambda: process_groups.of_fsdp1(self), self.process_group)
-        if replica is None:
-            return original(self, *inputs, **kwargs)
-        # All micro-batches of an accumulation window skip the same layers: a unit that ran under no_sync and not in the
-        # last micro-batch keeps a gradient that is never reduced, and FSDP raises an AssertionError.
-        if replica.open:
-            replica.iteration -= 1
-        replica.open = not wrapper.reduces(self)
-        token = training.enter(replica)
-        try:
-            output = original(self, *inputs, **kwargs)
-        except BaseException as error:
-            tracebacks.hide(error)
-            raise
-        finally:
-            training.leave(token)
-        agreement.watch(output, token[0])
-        return output
-
-    return forward
 
 
 def _replica(
@@ -65,16 +51,22 @@ def _replica(
     return replica
 
 
-def _fully_sharded(site: Site, wrapped: Any, instance: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    result = wrapped(*args, **kwargs)
-    arguments = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    module = arguments["module"]
-    mesh = arguments.get("mesh")
-    for part in module if isinstance(module, (list, tuple)) else [module]:
-        # Where no layer is skipped, nothing is put on the module.
-        if cover.active(part):
-            _Steps(site, part, mesh).attach()
-    return result
+def _sharding(site: Site, original: Any) -> Callable[..., Any]:
+    # The parameters are those of torch's own wrapper (``contract``).
+    def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = original(module, *args, **kwargs)
+        except BaseException as error:
+            tracebacks.hide(error)
+            raise
+        mesh = inspect.signature(original).bind(module, *args, **kwargs).arguments.get("mesh")
+        for part in module if isinstance(module, (list, tuple)) else [module]:
+            # Where no layer is skipped, nothing is put on the module.
+            if cover.active(part):
+                _Steps(site, part, mesh).attach()
+        return result
+
+    return fully_shard
 
 
 class _Steps:
