@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Callable, TypeVar
 
 from ddpfix.user_code import OWN
@@ -34,18 +34,14 @@ def uncounted(function: T) -> T:
 
 def _named(code: CodeType) -> CodeType:
     home = next((each for each in OWN if code.co_filename.startswith(each)), None)
-    if home is None or _is_named(code):
+    if home is None or is_named(code):
         return code
     return code.replace(co_filename=f"{home}{_WORDS}{code.co_filename[len(home) :]}")
 
 
-def _is_named(code: CodeType) -> bool:
+def is_named(code: CodeType) -> bool:
+    """Return whether this is the code of such a function."""
     return _WORDS in code.co_filename and code.co_filename.startswith(OWN)
-
-
-def is_between(frame: FrameType) -> bool:
-    """Return whether this is the frame of such a function."""
-    return _is_named(frame.f_code)
 
 
 def looks_like(original: Any, closure: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import sys
@@ -50,8 +51,21 @@ class Record:
         Args:
             taken: (layer of another patcher, ours below it) of what has been taken away: copies share their layers.
         """
+        problem = None
         with LOCK:
-            problem = self._take_away(taken)
+            current = contents(self.owner).get(self.attribute, MISSING)
+            if current is self.now:
+                if self.inherited:
+                    delattr(self.owner, self.attribute)
+                else:
+                    assign(self.owner, self.attribute, self.was)
+            # Somebody else may have put the original back.
+            elif current is not self.was and not any(current is top and self.now is ours for top, ours in taken):
+                if current is not MISSING and relink(current, self.now, self.was):
+                    taken.append((current, self.now))
+                else:
+                    here = f"{self.home}.{self.attribute}"
+                    problem = f"{here} no longer holds ddpfix's patch: other code replaced it, and stays"
             later = CHANGES.in_place[CHANGES.in_place.index(self) :] if self in CHANGES.in_place else []
             for record in later:
                 # A later layer of ours wraps this one: when it is undone, it restores what this one restores.
@@ -65,26 +79,7 @@ class Record:
     def in_place(self) -> bool:
         """Return whether our layer is where it was put, alone or below the layers of others."""
         current = contents(self.owner).get(self.attribute, MISSING)
-        return any(layer is self.now for layer in _layers(current))
-
-    def _take_away(self, taken: List[Tuple[Any, Any]]) -> Optional[str]:
-        current = contents(self.owner).get(self.attribute, MISSING)
-        if current is self.now:
-            self._restore()
-            return None
-        # Somebody else may have put the original back.
-        if current is self.was or any(current is top and self.now is ours for top, ours in taken):
-            return None
-        if current is not MISSING and relink(current, self.now, self.was):
-            taken.append((current, self.now))
-            return None
-        return f"{self.home}.{self.attribute} no longer holds ddpfix's patch: other code replaced it, and stays"
-
-    def _restore(self) -> None:
-        if self.inherited:
-            delattr(self.owner, self.attribute)
-        else:
-            assign(self.owner, self.attribute, self.was)
+        return current is self.now or any(below is self.now for below, _ in _below(current))
 
 
 class Changes:
@@ -124,31 +119,23 @@ def is_proxy(found: Any) -> bool:
 
 def relink(top: Any, ours: Any, was: Any) -> bool:
     """Find our layer below the layers of other patchers, and put the original in its place wherever they hold it."""
-    found, waiting, seen = False, [top], set()
-    while waiting:
-        layer = waiting.pop()
-        if id(layer) in seen:
-            continue
-        seen.add(id(layer))
-        for below, put in _held(layer):
-            if below is ours:
-                put(was)
-                found = True
-            elif is_proxy(below) or type(below) is FunctionType:
-                waiting.append(below)
-    return found
+    places = [put for below, put in _below(top) if below is ours]
+    for put in places:
+        put(was)
+    return bool(places)
 
 
-def _layers(top: Any) -> Iterator[Any]:
-    """Everything that a wrapper calls, directly or through other wrappers."""
+def _below(top: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
+    """Yield what a wrapper calls, directly or through other wrappers, each with a function to replace it."""
     waiting, seen = [top], set()
     while waiting:
         layer = waiting.pop()
         if id(layer) not in seen:
             seen.add(id(layer))
-            yield layer
-            if is_proxy(layer) or type(layer) in (FunctionType, classmethod, staticmethod):
-                waiting.extend(below for below, _ in _held(layer) if below is not None)
+            for below, put in _held(layer):
+                yield below, put
+                if is_proxy(below) or type(below) in (FunctionType, classmethod, staticmethod):
+                    waiting.append(below)
 
 
 def _held(layer: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
@@ -158,27 +145,18 @@ def _held(layer: Any) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
         yield getattr(layer, "_self_parent", None), lambda _: None
     elif type(layer) is FunctionType:
         for cell in layer.__closure__ or ():
-            yield _content(cell), functools.partial(setattr, cell, "cell_contents")
+            # An empty cell has no content.
+            with contextlib.suppress(ValueError):
+                yield cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
         yield layer.__dict__.get("__wrapped__"), functools.partial(setattr, layer, "__wrapped__")
-        yield from _in_globals(layer)
+        # A wrapper in a script may keep what it calls in a global. All layers are wrappers.
+        for name in layer.__code__.co_names:
+            below = layer.__globals__.get(name)
+            if is_proxy(below) or (type(below) is FunctionType and "__wrapped__" in below.__dict__):
+                yield below, functools.partial(operator.setitem, layer.__globals__, name)
     else:
         # The function in a classmethod or staticmethod cannot be replaced, so it is only searched.
         yield getattr(layer, "__func__", None), lambda _: None
-
-
-def _in_globals(layer: FunctionType) -> Iterator[Tuple[Any, Callable[[Any], None]]]:
-    """Yield the callables that a wrapper in a script keeps in a global. All layers are wrappers."""
-    for name in layer.__code__.co_names:
-        below = layer.__globals__.get(name)
-        if is_proxy(below) or (type(below) is FunctionType and "__wrapped__" in below.__dict__):
-            yield below, functools.partial(operator.setitem, layer.__globals__, name)
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
 
 
 def take_back_copies(undone: List[Record]) -> None:
@@ -203,7 +181,8 @@ def stale_copies(
     """
     copies: Dict[Any, Tuple[Any, ModuleType, str]] = {}
     homes = {id(old): (old, home) for old, home in originals}
-    for module in _since(fresh) if homes else ():
+    modules = dict(sys.modules) if homes else {}
+    for module in [*modules.values()][[*modules].index(fresh) if fresh in modules else 0 :]:
         names = globals_of(module)
         # Nearly no module has a copy, and this is the fastest way to know.
         if homes.keys().isdisjoint(map(id, list(names.values()))):
@@ -214,11 +193,3 @@ def stale_copies(
             if module is not home and value is old:
                 copies[id(module), name] = (old, module, name)
     return list(copies.values())
-
-
-def _since(name: Optional[str]) -> List[Any]:
-    """Return the modules that were imported after this one began to be; all of them where that is not known."""
-    modules = list(sys.modules.items())
-    names = [other for other, _ in modules]
-    begin = names.index(name) if name in names else 0
-    return [module for _, module in modules[begin:]]

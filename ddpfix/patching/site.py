@@ -11,19 +11,12 @@ import contextlib
 import functools
 import inspect
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ddpfix.modules import assign, contents
 from ddpfix.patching.attribution import looks_like
 from ddpfix.patching.layers import CHANGES, LOCK, Record, is_proxy, stale_copies, take_back_copies
 from ddpfix.patching.wrapped import layer
-
-if TYPE_CHECKING:
-    # Python 3.8 has it, and nothing asks for it at run time.
-    from typing import Protocol
-else:
-    Protocol = object
-
 
 T = TypeVar("T")
 
@@ -59,16 +52,6 @@ class PatchError(RuntimeError):
     """A patch cannot be put in place; the message says why. The engine reports it and leaves the toolkit as it was."""
 
 
-def _bound_first(original: Any) -> Callable[..., Any]:
-    """Another patcher's method wrapper learns its instance when it is bound, not from the first argument."""
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return original.__get__(self, type(self))(*args, **kwargs)
-
-    return call
-
-
 class Kept:
     """Objects that live as long as an activation, one of each kind, for the parts of patches that share them."""
 
@@ -88,31 +71,14 @@ class Kept:
         self._objects.clear()
 
 
-class Activation(Protocol):
-    """What a patch may know of the activation that it is a part of."""
-
-    kept: Kept
-
-    def facts(self) -> Dict[str, str]:
-        """Return the facts that must be equal on every rank."""
-
-    def verify(self) -> List[str]:
-        """Messages about patches that are no longer in place."""
-
-    def tell_untested(self) -> None:
-        """Say once which imported toolkits are left as they are, because of their release."""
-
-    def report(self) -> Any:
-        """Return the applied changes as data (:class:`ddpfix.patching.report.Report`)."""
-
-
 class Site:
     """Where one patch does its work: each change goes through here, is recorded, and can be undone as a whole.
 
     Attributes:
         patch: its id.
         settings: the settings in force.
-        activation: see :class:`Activation`.
+        activation: the engine, of which a patch may use ``kept``, ``facts``, ``verify``, ``tell_untested`` and ``report``;
+            None where the patch was put in place by itself.
         active: whether it has not been undone.
         instead: values of its setting that the toolkit does not have, and the ones that are used in their place.
         examined: the hashes of the forwards that were examined, by the name that the patch has for them.
@@ -122,7 +88,7 @@ class Site:
         self,
         patch: str,
         settings: Any = None,
-        activation: Optional[Activation] = None,
+        activation: Any = None,
         instead: Optional[Mapping[str, str]] = None,
         examined: Optional[Mapping[str, Sequence[str]]] = None,
     ) -> None:
@@ -130,9 +96,8 @@ class Site:
         self.settings = settings
         self.instead: Mapping[str, str] = instead or {}
         self.examined: Mapping[str, Sequence[str]] = examined or {}
-        # The activation, of which a patch may know; None where the patch was put in place by itself.
         self.activation = activation
-        self._kept = Kept() if activation is None else activation.kept
+        self._kept: Kept = Kept() if activation is None else activation.kept
         self.active = True
         self.records: List[Record] = []
         # Where the entries that it has put into registries are used.
@@ -158,7 +123,9 @@ class Site:
             assign(owner, attribute, now)
             self._record(owner, attribute, was, now, inherited)
             if isinstance(owner, ModuleType):
-                self._rebind(owner, was, now)
+                # Other modules may hold the old object from a ``from x import f``.
+                with one_search():
+                    CHANGES.replaced.append((self, owner, was, now))
 
     def _record(self, *change: Any) -> None:
         record = Record(*change)
@@ -176,7 +143,13 @@ class Site:
             original = self._raw(owner, attribute)
             if not isinstance(original, FunctionType):
                 raise PatchError(f"{attribute} of {owner!r} is a {type(original).__name__}, not a plain function")
-            called = _bound_first(original) if is_proxy(original) and isinstance(owner, type) else original
+            called = original
+            if is_proxy(original) and isinstance(owner, type):
+                # Another patcher's method wrapper learns its instance when it is bound, not from the first argument.
+                @functools.wraps(original)
+                def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+                    return original.__get__(self, type(self))(*args, **kwargs)
+
             self.replace(owner, attribute, looks_like(original, make(called)))
 
     def register(self, registry: Registry[T], item: T) -> None:
@@ -244,11 +217,6 @@ class Site:
             if attribute in contents(level):
                 return contents(level)[attribute]
         raise PatchError(f"{owner!r} has no attribute {attribute}")
-
-    def _rebind(self, home: ModuleType, was: Any, now: Any) -> None:
-        """Replace the old object in other modules that hold it from a ``from x import f``."""
-        with one_search():
-            CHANGES.replaced.append((self, home, was, now))
 
 
 @contextlib.contextmanager

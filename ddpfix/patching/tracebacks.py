@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from types import FrameType, TracebackType
-from typing import Iterator, List, Optional
+from typing import Optional
 
 from ddpfix import log
 from ddpfix.patching import attribution
@@ -29,33 +28,20 @@ def hide(error: BaseException) -> None:
     if log.is_debug():
         return
     with contextlib.suppress(Exception):
-        links = _links(error.__traceback__)
-        if not links or (_is_ours(links[-1].tb_frame) and not _is_meant(error, links[-1].tb_frame)):
-            return
-        kept = [each for each in links if not _is_ours(each.tb_frame)]
+        links, trace = [], error.__traceback__
+        while trace is not None:
+            links.append(trace)
+            trace = trace.tb_next
+        kept = [each for each in links if not each.tb_frame.f_code.co_filename.startswith(OWN)]
+        if links[-1] not in kept:
+            # ddpfix raises it: with a text that says it, or as it hands on a call with arguments that do not fit.
+            is_call = isinstance(error, TypeError) and attribution.is_named(links[-1].tb_frame.f_code)
+            is_meant = type(error).__module__.partition(".")[0] in _NAMES or str(error).startswith("ddpfix")
+            if not is_call and not is_meant:
+                return
         for each, after in zip(kept, [*kept[1:], None]):
             each.tb_next = after
         error.__traceback__ = kept[0] if kept else None
-
-
-def _links(trace: Optional[TracebackType]) -> List[TracebackType]:
-    found = []
-    while trace is not None:
-        found.append(trace)
-        trace = trace.tb_next
-    return found
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(OWN)
-
-
-def _is_meant(error: BaseException, frame: FrameType) -> bool:
-    """Return whether ddpfix raises this error on purpose, with a text that says it, or hands on a call that is one."""
-    if isinstance(error, TypeError) and attribution.is_between(frame):
-        # The arguments are not those of what is called.
-        return True
-    return type(error).__module__.partition(".")[0] in _NAMES or str(error).startswith("ddpfix")
 
 
 def text(error: BaseException) -> str:
@@ -65,16 +51,11 @@ def text(error: BaseException) -> str:
         error: with its traceback, its causes, and the errors that were being handled when it was raised.
     """
     shown = traceback.TracebackException(type(error), error, error.__traceback__)
-    if not log.is_debug():
-        for each in _chain(shown):
-            kept = [frame for frame in each.stack if not frame.filename.startswith(OWN)]
-            # Of an unexpected error of ddpfix's own they say where it comes from.
-            if kept and kept[-1] is each.stack[-1]:
-                each.stack[:] = kept
+    each: Optional[traceback.TracebackException] = None if log.is_debug() else shown
+    while each is not None:
+        kept = [frame for frame in each.stack if not frame.filename.startswith(OWN)]
+        # Of an unexpected error of ddpfix's own they say where it comes from.
+        if kept and kept[-1] is each.stack[-1]:
+            each.stack[:] = kept
+        each = each.__cause__ or each.__context__
     return "".join(shown.format())
-
-
-def _chain(shown: Optional[traceback.TracebackException]) -> Iterator[traceback.TracebackException]:
-    while shown is not None:
-        yield shown
-        shown = shown.__cause__ or shown.__context__

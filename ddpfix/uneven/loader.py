@@ -19,21 +19,14 @@ from ddpfix.uneven.async_sum import PendingSum
 NOTHING = object()
 
 
-class Held:
+class Held(weakref.WeakSet):  # type: ignore[type-arg]  # Python 3.8 has no WeakSet[Any].
     """The loaders whose epochs a toolkit's own patch ends together on all ranks: nobody else is to."""
-
-    def __init__(self) -> None:
-        self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def hold(self, loader: Any) -> None:
         """Have a toolkit's own patch manage this loader from now on."""
         # One to which no weak reference is possible is none of torch's.
         with contextlib.suppress(TypeError):
-            self._loaders.add(loader)
-
-    def is_held(self, loader: Any) -> bool:
-        """Return whether a toolkit's own patch manages a loader."""
-        return loader in self._loaders
+            self.add(loader)
 
 
 def policy(site: Site, toolkit: str) -> str:
@@ -246,18 +239,15 @@ class StreamEpoch(AgreedEpoch):
                 f"ddpfix: {self.size - self.ready} of {self.size} ranks have no batch at all: there is too little data"
                 " for so many ranks and workers, or it is split unevenly. Use fewer ranks."
             )
-        _tell(self.stop, self.steps, self.repeated, self.left)
-
-
-def _tell(stop: bool, steps: int, repeated: int, left: int) -> None:
-    if repeated:
-        log.info(
-            f"each rank trained {steps} steps in this epoch; {repeated} batches were read again on ranks with less data"
-            " (DDPFIX_UNEVEN=stop ends at the shortest instead)"
-        )
-    if left:
-        why = "DDPFIX_UNEVEN=pad repeats some instead" if stop else "the other ranks' loaders can be read only once"
-        log.info(
-            f"each rank trained {steps} steps in this epoch; further batches of {left}"
-            f" {'rank' if left == 1 else 'ranks'} are left out ({why})"
-        )
+        if self.repeated:
+            log.info(
+                f"each rank trained {self.steps} steps in this epoch; {self.repeated} batches were read again on ranks"
+                " with less data (DDPFIX_UNEVEN=stop ends at the shortest instead)"
+            )
+        if self.left:
+            more = "the other ranks' loaders can be read only once"
+            why = "DDPFIX_UNEVEN=pad repeats some instead" if self.stop else more
+            log.info(
+                f"each rank trained {self.steps} steps in this epoch; further batches of {self.left}"
+                f" {'rank' if self.left == 1 else 'ranks'} are left out ({why})"
+            )

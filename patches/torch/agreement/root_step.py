@@ -17,11 +17,8 @@ from ddpfix.patching.site import Site
 from . import stage as agreement
 
 
-class Unasked:
+class Unasked(ByIdentity[bool]):
     """Roots whose ranks could not be asked: they are not asked again in each step."""
-
-    def __init__(self) -> None:
-        self.roots: ByIdentity[bool] = ByIdentity()
 
 
 def put(
@@ -74,7 +71,7 @@ def agreed(site: Site, root: Any, model: Any, members: Members, waits: bool = Tr
         members: the ranks that train it together; all of them have to come.
         waits: whether each parameter's gradient is waited for, as by FSDP.
     """
-    unasked = site.keep(Unasked).roots
+    unasked = site.keep(Unasked)
     if root in unasked:
         return None
     # These hooks may change which layers a model skips, which ranks compare next.

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 from types import ModuleType
-from typing import Any, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -162,11 +162,16 @@ def _seed_of_a_copy(wrapper: Any) -> Optional[int]:
     return None if seed is None else training.fold(seed, training.text_key("copy"))
 
 
+def _wrappings() -> Iterator[int]:
+    return itertools.count()
+
+
 def _seed(site: Site) -> int:
     """Return a seed for one model at its wrapping, kept if the user has set one; its copies keep it as well."""
     chosen = site.settings.seed()
     base = torch.initial_seed() if chosen is None else chosen
-    return training.fold(base, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), site.keep(Wrappings).next())
+    # Each wrapped model gets a seed of its own.
+    return training.fold(base, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), next(site.keep(_wrappings)))
 
 
 def _log_summary(site: Site, done: str) -> None:
@@ -178,14 +183,3 @@ def _log_summary(site: Site, done: str) -> None:
         log.info(site.activation.report().summary(sys.modules), *filter(None, [done]))
     elif done:
         log.info(done)
-
-
-class Wrappings:
-    """Counts wrapped models, so that each gets a seed of its own."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-
-    def next(self) -> int:
-        """Return the number of one more, from 0."""
-        return next(self._numbers)

@@ -66,7 +66,7 @@ class LoaderIterations:
 
     def _is_held(self, loader: Any) -> bool:
         parts = (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
-        return any(part is not None and self._held is not None and self._held.is_held(part) for part in parts)
+        return any(part is not None and self._held is not None and part in self._held for part in parts)
 
     def next_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a wrapper of ``__next__`` of the loader's iterators."""
