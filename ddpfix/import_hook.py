@@ -36,7 +36,8 @@ class Finder:
         # that it executes, but not one that the program has its loader execute.
         self.running: list[str] = []
         self._lock = _thread.RLock()
-        self._busy = _thread._local()
+        # Names that are being looked for, by thread: another finder may look the same name up again.
+        self._busy: set[tuple[int, str]] = set()
 
     def find_spec(
         self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
@@ -44,14 +45,20 @@ class Finder:
         """Part of the finder protocol; returns None (the next finder is called) for a module that is not waited for."""
         if name.partition(".")[0] not in self.watched:
             return None
-        self._wake()
-        if self.wanted is None or not self.wanted(name) or name in self._names():
+        # Another thread waits here until the patches are armed: its toolkit would be imported unpatched otherwise. (An
+        # import statement holds the import lock anyway, other callers of the finder may not.)
+        with self._lock:
+            wake, self.wake = self.wake, None
+            if wake is not None:
+                wake()
+        busy = _thread.get_ident(), name
+        if self.wanted is None or not self.wanted(name) or busy in self._busy:
             return None
-        self._names().add(name)
+        self._busy.add(busy)
         try:
             spec = _spec_of_others(self, name, path, target)
         finally:
-            self._names().discard(name)
+            self._busy.discard(busy)
         if spec is not None and spec.loader is not None:
             self.hook(spec)
         return spec
@@ -89,21 +96,6 @@ class Finder:
         except AttributeError:
             # A loader that takes no attributes is left alone, and what waits for its module stays armed.
             return
-
-    def _names(self) -> set[str]:
-        # The names being looked for on this thread: another finder may look the same name up again.
-        names = getattr(self._busy, "names", None)
-        if names is None:
-            names = self._busy.names = set()
-        return names
-
-    def _wake(self) -> None:
-        # Another thread waits here until the patches are armed: its toolkit would be imported unpatched otherwise. (An
-        # import statement holds the import lock anyway, other callers of the finder may not.)
-        with self._lock:
-            wake, self.wake = self.wake, None
-            if wake is not None:
-                wake()
 
 
 def _spec_of_others(

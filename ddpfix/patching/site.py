@@ -77,8 +77,8 @@ class Site:
     Attributes:
         patch: its id.
         settings: the settings in force.
-        activation: the engine, of which a patch may use ``kept``, ``facts``, ``verify``, ``tell_untested`` and ``report``;
-            None where the patch was put in place by itself.
+        activation: the engine, of which a patch may use ``kept``, ``facts``, ``verify``, ``tell_untested`` and
+            ``report``; None where the patch was put in place by itself.
         active: whether it has not been undone.
         instead: values of its setting that the toolkit does not have, and the ones that are used in their place.
         examined: the hashes of the forwards that were examined, by the name that the patch has for them.

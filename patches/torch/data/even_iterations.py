@@ -24,13 +24,12 @@ _BETWEEN = ("ddpfix.", "torch.utils.data.")
 _CALLERS = 8
 
 
-class LoaderIterations:
+class LoaderIterations(even_lengths.Synchronised):
     """The iterations of all loaders, and whether one is read again just now."""
 
     def __init__(self) -> None:
         # Another one as soon as something is looked after.
-        self.forwards = Clocks()
-        self.meetings = even_lengths.Synchronised(self.forwards)
+        super().__init__(Clocks())
         self.reads_again = False
         self._passes: weakref.WeakKeyDictionary[Any, LoaderIteration] = weakref.WeakKeyDictionary()
         # Whether all ranks end with the first one that has no more; None where nothing is looked after.
@@ -44,8 +43,7 @@ class LoaderIterations:
             stop: whether all ranks end with the first one that has no more batches; else they read theirs again.
             held: the loaders that a toolkit's own patch looks after.
         """
-        self._stop, self._held, self.forwards = stop, held, clocks
-        self.meetings = even_lengths.Synchronised(clocks)
+        self._stop, self._held, self.forwards, self.over = stop, held, clocks, False
 
     def forget(self) -> None:
         """Manage no iteration any more (undo)."""
@@ -60,13 +58,11 @@ class LoaderIterations:
         if self.reads_again or self._stop is None or loader is None:
             return
         self._passes.pop(iterator, None)
-        if threading.current_thread() is threading.main_thread() and not self._is_held(loader) and _is_read_here():
+        parts = (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
+        is_held = self._held is not None and any(part is not None and part in self._held for part in parts)
+        if threading.current_thread() is threading.main_thread() and not is_held and _is_read_here():
             with contextlib.suppress(TypeError):
                 self._passes[iterator] = LoaderIteration(self, loader, self._stop)
-
-    def _is_held(self, loader: Any) -> bool:
-        parts = (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
-        return any(part is not None and self._held is not None and part in self._held for part in parts)
 
     def next_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a wrapper of ``__next__`` of the loader's iterators."""
@@ -95,13 +91,6 @@ def _is_read_here() -> bool:
             break
         frame = frame.f_back
     return True
-
-
-def _asker(frame: Any) -> str:
-    """Return the line that asks for a batch, the same in one loop on all ranks."""
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 class LoaderIteration:
@@ -144,8 +133,12 @@ class LoaderIteration:
         if loader is None or self._passes.forwards.begun == self._begun:
             return None
         source = Source(self._passes, loader, iterator, original)
-        asker = _asker(sys._getframe(2))
-        found = even_lengths.batches(self._passes.meetings, source, loader, asker, self._given, self._stop)
+        # The line that asks for a batch is the same in one loop on all ranks.
+        frame: Any = sys._getframe(2)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+            frame = frame.f_back
+        asker = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        found = even_lengths.batches(self._passes, source, loader, asker, self._given, self._stop)
         self.settled = found is None
         return found
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import weakref
 from types import ModuleType
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 from ddpfix.background import Background
 from ddpfix.exchange import lowest_rank
@@ -102,7 +102,8 @@ class Divergence(ddp.Stage, Follower):
                 self._due.discard(each)
                 each.step_begins()
         for unreduced in tuple(self._unreduced):
-            self._examine(unreduced, unreduced.begins, optimizer)
+            if unreduced.is_settled(unreduced.begins, optimizer):
+                self._forget(unreduced)
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped, and has come to its end."""
@@ -116,13 +117,10 @@ class Divergence(ddp.Stage, Follower):
                 if each not in self._seen:
                     self._seen = [*self._seen, each][-_MOST:]
         for unreduced in tuple(self._unreduced):
-            self._examine(unreduced, unreduced.stepped, optimizer)
-            if unreduced.steps >= self._every:
+            if unreduced.is_settled(unreduced.stepped, optimizer):
+                self._forget(unreduced)
+            elif unreduced.steps >= self._every:
                 self._report(unreduced)
-
-    def _examine(self, unreduced: UnreducedModel, action: Callable[[Any], bool], optimizer: Any) -> None:
-        if unreduced.is_settled(action, optimizer):
-            self._forget(unreduced)
 
     def _forget(self, unreduced: UnreducedModel) -> None:
         if unreduced in self._unreduced:
