@@ -94,17 +94,11 @@ class Report:
     def __repr__(self) -> str:
         """Return a few lines, for a console or a cell of a notebook: what was applied, what was left, and why."""
         groups = {state: [p for p in self.patches if p.state == state] for state in _MEANINGS}
+        title = f"ddpfix {self.version} is not active: import ddpfix.auto, or DDPFIX=1"
         lines = [_named(state, patches) for state, patches in groups.items() if patches]
-        absent = [f"  not installed: {', '.join(self._absent())}"] if self._absent() else []
-        return "\n".join([self._title(), *lines, *absent, *(f"  {note}" for note in self.notes)])
-
-    def _title(self) -> str:
-        return (
-            self.summary() if self.active else f"ddpfix {self.version} is not active: import ddpfix.auto, or DDPFIX=1"
-        )
-
-    def _absent(self) -> List[str]:
-        return list(dict.fromkeys(p.toolkit for p in self.patches if p.state == State.ABSENT))
+        absent = ", ".join(dict.fromkeys(p.toolkit for p in self.patches if p.state == State.ABSENT))
+        lines += [f"  not installed: {absent}"] if absent else []
+        return "\n".join([self.summary() if self.active else title, *lines, *(f"  {note}" for note in self.notes)])
 
 
 def _named(state: State, patches: List[PatchReport]) -> str:

@@ -89,13 +89,6 @@ class UnreducedModel:
             return None if model is None else process_groups.collectives_of(model.wrapper.process_group)
         return None
 
-    def _is_covered(self) -> bool:
-        """Return whether DDP may have averaged all gradients of the step: the last forward was one that it reduces.
-
-        A collective of another model, or of the program, counts as well: then nothing is known, and nothing is said.
-        """
-        return not self._clock.is_local and (self._collectives is None or self._count() != self._collectives)
-
     def begins(self, optimizer: Any) -> bool:
         """Called before an optimizer's step; returns whether nothing is to be said of this model."""
         if optimizer is not self._known() or self._samples is None or optimizers.is_hidden():
@@ -120,13 +113,17 @@ class UnreducedModel:
         known = self._known()
         if model is None or forwards == self._forwards or optimizers.is_hidden():
             return False
-        if self._is_covered():
+        if not self._clock.is_local and (self._collectives is None or self._count() != self._collectives):
+            # DDP may have averaged all gradients: the last forward was one that it reduces. A collective of another
+            # model, or of the program, counts as well: then nothing is known, and nothing is said.
             return True
         if known is None:
             if not optimizers.is_torchs(optimizer) or model not in optimizers.trained(optimizer):
                 return False
             self._optimizer = weakref.ref(optimizer)
-            self._begin_look(model, optimizer)
+            compared = fingerprint.compared(model, optimizer)
+            self._ends = [weakref.ref(each) for each in [*compared.values()][:1] + [*compared.values()][-1:]]
+            self._look = fingerprint.PendingSnapshot(1, 0, compared, optimizer)
         elif optimizer is not known:
             return False
         self._forwards = forwards
@@ -144,11 +141,6 @@ class UnreducedModel:
             return None
         with torch.no_grad():
             return [each.detach().reshape(-1)[:_SAMPLES].clone() for each in ends]
-
-    def _begin_look(self, model: ddp.Wrapped, optimizer: Any) -> None:
-        compared = fingerprint.compared(model, optimizer)
-        self._ends = [weakref.ref(each) for each in [*compared.values()][:1] + [*compared.values()][-1:]]
-        self._look = fingerprint.PendingSnapshot(1, 0, compared, optimizer)
 
     def _compare(self) -> bool:
         """Compare the first step with the first rank's, when that is there; return whether ranks had the same."""
