@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 import torch
 
 from ddpfix.layerdrop import training
-from ddpfix.layerdrop.loops import Decision
+from ddpfix.layerdrop.decisions import Decision
 from ddpfix.patching.site import Registry
 
 # The call whose function is running here; comparisons outside of one are the program's own.
@@ -66,13 +66,12 @@ class Comparison:
         examined: whether the code was examined: a module that draws for itself counts as a layer, wherever it stands.
     """
 
-    def __init__(self, decision: Decision, site: int, rate: str, examined: bool) -> None:
-        compare: Any = decision.node
-        self.is_only_run = decision.is_only_run
-        assert decision.number is not None
-        self._compare = _OPERATORS[type(compare.ops[0])]
+    def __init__(self, decision: Decision, site: int, examined: bool) -> None:
+        assert decision.number is not None and decision.rate is not None
+        self._compare = _OPERATORS[type(decision.node.ops[0])]
         self._number, self._is_left, self.skip = decision.number, decision.is_left, decision.skip
-        self.site, self.rate, self.draws_itself, self.examined = site, rate, not decision.layers, examined
+        self.is_only_run, self.draws_itself = decision.is_only_run, not decision.layers
+        self.site, self.examined, self.rate = site, examined, "".join(decision.rate.path[-1:])
 
     def __call__(self, left: Any, right: Any, generator: Any = None, *layers: Any) -> Any:
         truth = self._compare(left, right)
@@ -89,10 +88,24 @@ class Comparison:
 
 
 class Call:
-    """One training call of a function that skips layers; without a stream as base, this rank's own numbers count."""
+    """One training call of a function that skips layers; without a stream as base, this rank's own numbers count.
 
-    def __init__(self, module: Any, base: Optional[int], replica: Optional[training.Replica], method: str = "") -> None:
+    Args:
+        step: to which the layers that were skipped are added at the end: as the call ``number`` of the module ``name``.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        base: Optional[int] = None,
+        replica: Optional[training.Replica] = None,
+        method: str = "",
+        step: Optional[training.Step] = None,
+        name: str = "",
+        number: int = 0,
+    ) -> None:
         self.module, self.base, self._replica, self.method = module, base, replica, method
+        self._step, self._name, self._number = step, name, number
         # Whether all layers run, whatever the comparisons say (a sharded model, see code_copy.py).
         self.whole = False
         self.left_out: List[SkippedLayers] = []
@@ -160,27 +173,15 @@ class Call:
 
     def ended(self) -> None:
         """Called when a call that left something out has ended, whether it returned or raised."""
-
-
-class StepCall(Call):
-    """A call within a step, the number-th of its module: at its end it adds the layers that it skipped to the step."""
-
-    def __init__(
-        self, module: Any, base: Optional[int], step: training.Step, name: str, number: int, method: str = ""
-    ) -> None:
-        super().__init__(module, base, step.replica, method)
-        self._step, self._name, self._number = step, name, number
-
-    def ended(self) -> None:
+        if self._step is None or self.whole:
+            return
         counts: Dict[int, int] = {}
-        for left in () if self.whole else self.left_out:
-            # A layer that ran in another turn of this call was used.
+        for left in self.left_out:
             counts[left.layer] = counts.get(left.layer, 0) + 1
-            if left.layer == -1 or (left.is_certain and left.layer >= 0 and self._was_skipped(left, counts)):
+            # A layer that ran in another turn of this call was used.
+            was_skipped = left.is_certain and left.layer >= 0 and counts[left.layer] == self.visits[left.layer]
+            if left.layer == -1 or was_skipped:
                 self._step.skipped.append(self._skip(left))
-
-    def _was_skipped(self, left: SkippedLayers, counts: Dict[int, int]) -> bool:
-        return counts[left.layer] == self.visits[left.layer]
 
     def _skip(self, left: SkippedLayers) -> training.Skip:
         """Return the skip of a layer; one that draws for itself, or for a branch, has its index from its own list."""
@@ -205,11 +206,9 @@ def listed(module: Any) -> Any:
 
 
 def _sequence(value: Any) -> Any:
-    """Return the modules that a list, a dictionary or a class of its own holds; None for what holds anything else."""
+    """Return the modules that a list or a class of its own holds; None for what holds anything else."""
     if isinstance(value, _LISTS):
         return value
-    if isinstance(value, torch.nn.ModuleDict):
-        return list(value.values())
     try:
         held = [value[index] for index in range(len(value))]
     except (TypeError, KeyError, IndexError, AttributeError, NotImplementedError):

@@ -11,25 +11,11 @@ import copy
 import functools
 import inspect
 from types import CellType, FunctionType
-from typing import Any, Callable, Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
-from ddpfix.layerdrop import call, decisions, rates, source
-from ddpfix.layerdrop.loops import Decision
-from ddpfix.layerdrop.numbers import Scope
+from ddpfix.layerdrop import call, decisions, source
+from ddpfix.layerdrop.decisions import Decision
 from ddpfix.patching.site import PatchError
-
-
-class Traits(NamedTuple):
-    """What is particular to the code of one toolkit.
-
-    Attributes:
-        checks: functions that a forward calls to know whether all layers have to run, skipped ones included.
-        skipped_output: the constant that stands for the outputs of a skipped layer where it has fewer of them than a
-            layer that ran; it is made as long as theirs.
-    """
-
-    checks: Tuple[str, ...] = ()
-    skipped_output: Tuple[None, ...] = ()
 
 
 def innermost(function: Any) -> Any:
@@ -37,27 +23,40 @@ def innermost(function: Any) -> Any:
     return inspect.unwrap(function)
 
 
-def chosen(found: decisions.Found, examined: bool) -> Tuple[Decision, ...]:
+def chosen(found: Sequence[Decision], examined: bool) -> Tuple[Decision, ...]:
     """Return the decisions that ranks can share; a branch of a layer is one only where the code was examined."""
-    return tuple(each for each in found.decisions if not each.refusal and (examined or not each.is_part))
+    return tuple(each for each in found if not each.refusal and (examined or not each.is_part))
 
 
-def scheduled(function: FunctionType, traits: Traits, examined: bool, owner: Optional[type] = None) -> FunctionType:
-    """Return a copy whose comparisons ask the current call; PatchError where its source is not what runs."""
-    found = decisions.of(function, owner)
-    named = {f"_comparison_{site}": each for site, each in enumerate(chosen(found, examined))}
-    values: Dict[str, Any] = {
-        name: call.Comparison(each, site, rates.name_of(found.scope, each), examined)
-        for site, (name, each) in enumerate(named.items())
-    }
-    for name in traits.checks:
-        check = found.scope.object(ast.Name(id=name, ctx=ast.Load()))
-        if callable(check):
-            values[_CHECK + name] = _unless_shared(name, check)
-    return _changed(function, found, named, values, traits)
+def scheduled(function: FunctionType, checks: Tuple[str, ...], examined: bool) -> FunctionType:
+    """Return a copy whose comparisons ask the current call.
+
+    Args:
+        checks: functions that a forward calls to know whether all layers have to run, skipped ones included.
+
+    Raises:
+        PatchError: its source is not what runs.
+    """
+    found = decisions.of(function)
+    values: Dict[str, Any] = {}
+    new: Dict[ast.AST, ast.expr] = {}
+    for site, each in enumerate(chosen(found.decisions, examined)):
+        name = f"_comparison_{site}"
+        values[name] = call.Comparison(each, site, examined)
+        generator = each.number.generator if each.number is not None else ""
+        # Evaluated in the order of the comparison, and only what has no effect is read once more.
+        drawn = _read(f"{found.scope.module}.{generator}" if generator else "None")
+        given = copy.deepcopy([each.node.left, each.node.comparators[0], drawn, *each.layers])
+        new[each.node] = ast.Call(func=_read(name), args=given, keywords=[])
+    for node in ast.walk(found.scope.tree):
+        if isinstance(node, ast.Name) and node.id in checks and callable(found.scope.object(node)):
+            name = f"_check_{node.id}"
+            values[name] = _unless_shared(node.id, found.scope.object(node))
+            new[node] = _read(name)
+    return _changed(function, found, new, values)
 
 
-def without_skips(function: FunctionType, zero: Tuple[str, ...] = (), owner: Optional[type] = None) -> FunctionType:
+def without_skips(function: FunctionType, zero: Tuple[str, ...] = ()) -> FunctionType:
     """Return a copy that never skips, and reads 0 for every rate that it takes from ``self``.
 
     Args:
@@ -66,108 +65,55 @@ def without_skips(function: FunctionType, zero: Tuple[str, ...] = (), owner: Opt
     Raises:
         PatchError: its source is not what runs.
     """
-    found = decisions.read(function, owner)
-    named = {f"_comparison_{site}": each for site, each in enumerate(chosen(found, True))}
-    rated = frozenset((*zero, *(path[0] for path in rates.paths(found) if len(path) == 1)))
-    return _changed(function, found, named, {}, Traits(), rated)
-
-
-_CHECK = "_check_"
+    found = decisions.read(function)
+    scope, new = found.scope, {}
+    rated = {*zero, *(path[0] for path in decisions.paths(found.decisions) if len(path) == 1)}
+    for node in ast.walk(scope.tree):
+        is_read = isinstance(getattr(node, "ctx", None), ast.Load) and len(scope.path(node)) == 1
+        # A list of rates is kept.
+        if is_read and rated.issuperset(scope.path(node)) and not isinstance(scope.parents[node], ast.Subscript):
+            new[node] = _read("0.0")
+    for each in chosen(found.decisions, True):
+        # The draw is made, and its layer kept.
+        kept: Any = _read(f"(None, {not each.skip})[1]")
+        kept.value.elts[0] = copy.deepcopy(each.node)
+        new[each.node] = kept
+    return _changed(function, found, new, {})
 
 
 def _changed(
-    function: FunctionType,
-    found: decisions.Found,
-    named: Mapping[str, Decision],
-    values: Mapping[str, Any],
-    traits: Traits,
-    zero: FrozenSet[str] = frozenset(),
+    function: FunctionType, found: decisions.Found, new: Mapping[ast.AST, ast.expr], values: Mapping[str, Any]
 ) -> FunctionType:
+    """Return a copy of a function with new expressions in the places of some."""
     memo: Dict[int, Any] = {}
     tree = copy.deepcopy(found.scope.tree, memo)
-    comparisons = {memo[id(each.node)]: (name, each) for name, each in named.items()}
-    shares = bool(values)
-    checks = [name[len(_CHECK) :] for name in values if name.startswith(_CHECK)]
-    zeros = {memo[id(node)] for node in _rates(found.scope, zero)}
-    change = _Change(found.scope, comparisons, shares, checks, traits.skipped_output, zeros)
+    change = _Change({memo[id(node)]: made for node, made in new.items()})
     return source.changed(function, ast.fix_missing_locations(change.visit(tree)), values)
 
 
-def _rates(scope: Scope, names: FrozenSet[str]) -> Iterator[ast.AST]:
-    """Yield the expressions that read such a rate: ``self.rate``, ``self.rates[i]``, ``rate`` of a loop over them."""
-    for node in ast.walk(scope.tree) if names else ():
-        read: Optional[ast.AST] = node
-        if isinstance(node, ast.Name) and node.id != scope.module:
-            read = scope.iterated(node.id)
-        elif isinstance(node, ast.Subscript):
-            read = node.value
-        elif isinstance(node, ast.Attribute) and isinstance(scope.parents[node], (ast.Subscript, ast.Call, ast.For)):
-            # The list itself is kept; a number may be handed to a function.
-            above = scope.parents[node]
-            is_number = isinstance(above, ast.Call) and scope.object(above.func) not in (zip, enumerate, len, reversed)
-            read = node if is_number else None
-        path = () if read is None else scope.path(read)
-        if len(path) == 1 and path[0] in names and isinstance(getattr(node, "ctx", None), ast.Load):
-            yield node
-
-
 class _Change(ast.NodeTransformer):
-    """Replaces comparisons, checks, outputs of skipped layers that are too short, and rates that are to be 0."""
-
-    def __init__(
-        self,
-        scope: Scope,
-        comparisons: Mapping[ast.AST, Tuple[str, Decision]],
-        shares: bool,
-        checks: Sequence[str],
-        skipped_output: Tuple[None, ...],
-        zero: Set[ast.AST],
-    ) -> None:
-        self._scope, self._comparisons, self._shares, self._checks = scope, comparisons, shares, checks
-        self._short, self._zero = skipped_output, zero
+    def __init__(self, new: Mapping[ast.AST, ast.expr]) -> None:
+        self._new = new
 
     def visit(self, node: ast.AST) -> Any:
-        if node in self._zero:
-            return _placed(ast.Constant(value=0.0), node)
-        if node in self._comparisons:
-            return self._decided(node)
-        return super().visit(node)
-
-    def _decided(self, node: Any) -> ast.AST:
-        name, decision = self._comparisons[node]
-        if not self._shares:
-            # The draw is made, and its layer kept.
-            pair = ast.Tuple(elts=[node, ast.Constant(value=not decision.skip)], ctx=ast.Load())
-            return _placed(ast.Subscript(value=pair, slice=source.index_from("1"), ctx=ast.Load()), node)
-        generator = decision.number.generator if decision.number is not None else ""
-        # Evaluated in the order of the comparison, and only what has no effect is read once more.
-        drawn = _read(f"{self._scope.module}.{generator}" if generator else "None")
-        given = copy.deepcopy([node.left, node.comparators[0], drawn, *decision.layers])
-        return _placed(ast.Call(func=ast.Name(id=name, ctx=ast.Load()), args=given, keywords=[]), node)
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        is_check = node.id in self._checks and isinstance(node.ctx, ast.Load)
-        return _placed(ast.Name(id=_CHECK + node.id, ctx=ast.Load()), node) if is_check else node
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        value, size = node.value, len(self._short)
-        # Where it is unpacked, its length is right.
-        found = value.elts if isinstance(value, ast.Tuple) and isinstance(node.targets[0], ast.Name) else []
-        if size and [getattr(each, "value", value) for each in found] == [None] * size:
-            found.extend(copy.deepcopy(found[0]) for _ in range(5 - size))
-        return self.generic_visit(node)
+        return _placed(self._new[node], node) if node in self._new else super().visit(node)
 
 
 def _read(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
+    """Return an expression from its text, without a place of its own."""
+    made = ast.parse(text, mode="eval").body
+    for node in ast.walk(made):
+        for name in ("lineno", "col_offset", "end_lineno", "end_col_offset"):
+            node.__dict__.pop(name, None)
+    return made
 
 
-def _placed(node: Any, at: ast.AST) -> ast.AST:
+def _placed(made: ast.AST, at: ast.AST) -> ast.AST:
     """Return a node that stands, with all that is new below it, at the place of another one."""
-    for each in ast.walk(node):
+    for each in ast.walk(made):
         if isinstance(each, (ast.expr, ast.keyword)) and not hasattr(each, "lineno"):
             ast.copy_location(each, at)
-    return node  # type: ignore[no-any-return]
+    return made
 
 
 def _unless_shared(name: str, check: Callable[..., bool]) -> Callable[..., bool]:

@@ -11,74 +11,73 @@ from __future__ import annotations
 import copy
 import functools
 from types import FunctionType
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 from ddpfix import log
 from ddpfix.layerdrop import call as calls
-from ddpfix.layerdrop import code_copy, decisions, rates, recompute, training
-from ddpfix.layerdrop.call import EXTENSIONS, Call, StepCall
+from ddpfix.layerdrop import code_copy, decisions, recompute, training
+from ddpfix.layerdrop.call import EXTENSIONS, Call
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.drawing import UNREADABLE, applies, drawing_methods, held
-from ddpfix.layerdrop.shared_method import NO_TRAITS, Covered
+from ddpfix.layerdrop.drawing import UNREADABLE, drawing_methods, held
+from ddpfix.layerdrop.shared_method import Covered, Skipping
 from ddpfix.models import internals
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.user_code import full_name
 
 # The classes whose methods were covered.
-COVERED: Dict[type, Covered] = {}
+COVERED: Dict[type, Skipping] = {}
 
 
 def cover(
     site: Site,
     owner: type,
     choose: Callable[..., Any],
-    rate: Optional[Callable[[Any], float]] = None,
-    traits: code_copy.Traits = NO_TRAITS,
+    checks: Tuple[str, ...] = (),
     examined: bool = True,
 ) -> Covered:
     """Put the schedule into the methods of ``owner`` that draw (see :func:`drawing_methods`).
 
     Args:
         choose: ``choose(module, args, kwargs, method)`` gives the :class:`Call` of a training forward; None: no change.
-        rate: ``rate(module)`` gives the rate in force, where it is not the largest that the methods compare with.
 
     Raises:
         PatchError: no method has the expected shape; nothing was changed.
     """
-    made, refused = _covering(owner, drawing_methods(owner), traits, examined)
-    if not made:
-        raise refused[0] if refused else PatchError(f"{full_name(owner)} does not draw for layers")
+    made, refused = _covering(owner, checks, examined)
     for ours in (recompute, training, calls):
         skip_module(ours)
     if isinstance(choose, FunctionType):
         # Compiled by itself, it would pass a stream of 64 bits between two graphs: too large for torch up to 2.6.
         skip_frames(choose)
     for covered in made:
-        covered.rate, covered.choose = rate or covered.rate, choose
+        covered.choose = choose
         site.wrap_hot(owner, covered.method, functools.partial(_dispatch, covered))
     return remember(site, owner, made, refused)
 
 
-def _covering(
-    owner: type, methods: Sequence[str], traits: code_copy.Traits = NO_TRAITS, examined: bool = True
-) -> Tuple[List[Covered], List[PatchError]]:
-    """Return the methods of a class that can be covered, and why others cannot."""
+def _covering(owner: type, checks: Tuple[str, ...] = (), examined: bool = True) -> Tuple[List[Covered], List[str]]:
+    """Return the methods of a class that can be covered, and why others cannot; PatchError where none can."""
     made: List[Covered] = []
-    refused: List[PatchError] = []
-    for method in methods:
+    refused: List[str] = []
+    for method in drawing_methods(owner):
         try:
-            made.append(Covered(owner, method, traits, examined))
+            made.append(Covered(owner, method, checks, examined))
         except PatchError as error:
-            refused.append(error)
+            refused.append(str(error))
+    if not made:
+        raise PatchError(refused[0] if refused else f"{full_name(owner)} does not draw for layers")
     return made, refused
 
 
-def remember(site: Site, owner: type, made: List[Covered], refused: Sequence[PatchError] = ()) -> Covered:
+S = TypeVar("S", bound=Skipping)
+
+
+def remember(site: Site, owner: type, made: Sequence[S], refused: Sequence[str] = ()) -> S:
     """Record what covers a class, until undo."""
     first = COVERED[owner] = made[0]
     first.others = made[1:]
-    first.refused = [*map(str, refused), *(text for each in made for text in each.refused)]
+    first.refused = [*refused, *(text for each in made for text in each.refused)]
     site.at_undo(functools.partial(_uncover, owner))
     return first
 
@@ -93,13 +92,8 @@ def never_skip(site: Site, owner: type, method: Optional[str] = None, zero: Tupl
     Raises:
         PatchError: the source of a method is not what runs; nothing was changed.
     """
-    drawing = drawing_methods(owner) if method is None else (method,)
-    if not drawing:
-        raise PatchError(f"{full_name(owner)} does not draw for layers")
-    made, refused = _covering(owner, drawing) if method is None else ([], [])
-    if refused and not made:
-        raise refused[0]
-    names = [each.method for each in made] or drawing
+    made = _covering(owner)[0] if method is None else []
+    names = [each.method for each in made] if method is None else [method]
     for name, copied in [(name, _without_skips(owner, name, zero)) for name in names]:
         site.wrap_hot(owner, name, functools.partial(_never, copied))
     for covered in made:
@@ -110,7 +104,7 @@ def never_skip(site: Site, owner: type, method: Optional[str] = None, zero: Tupl
 
 def _without_skips(owner: type, name: str, zero: Tuple[str, ...]) -> Any:
     inner = innermost(vars(owner)[name])
-    return code_copy.rebuild(vars(owner)[name], inner, code_copy.without_skips(inner, zero, owner))
+    return code_copy.rebuild(vars(owner)[name], inner, code_copy.without_skips(inner, zero))
 
 
 def _never(copied: Any, original: Any) -> Any:
@@ -166,16 +160,16 @@ def shared_call(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], meth
     """Return the call of the current step, the one that a recomputation repeats, or outside of a wrapped model None."""
     past = recompute.repeated(module, args, kwargs, method)
     if past is not None:
-        return Call(module, *past, method=method)
+        return Call(module, *past, method)
     step = training.current()
     if step is None:
         is_observed = any(each.observes(module, kwargs) for each in EXTENSIONS)
-        return Call(module, None, None, method=method) if is_observed else None
+        return Call(module, method=method) if is_observed else None
     if not step.replica.is_announced:
         _announce(step.replica)
     base, name, number = step.stream(module)
     recompute.remember(module, args, kwargs, base, step, method)
-    return StepCall(module, base, step, name, number, method)
+    return Call(module, base, step.replica, method, step, name, number)
 
 
 def _announce(replica: training.Replica) -> None:
@@ -189,27 +183,13 @@ def _announce(replica: training.Replica) -> None:
         log.info(text)
 
 
-class ByPatch(Covered):
-    """A method whose layers a patch leaves out by itself (:meth:`Call.drops`), because its code computes all of them.
-
-    Where DDP does not look for unused parameters, a layer that is left out has gradients of zeros.
-
-    Args:
-        rate: ``rate(module)`` gives the largest rate of a module.
-    """
-
-    def __init__(self, method: str, rate: Callable[[Any], float]) -> None:
-        self.method, self.rate = method, rate
-        self.path, self.never, self.examined = (), False, True
-        self.others, self.refused = [], []
-
-    def applies(self, module: Any, has_peers: bool) -> bool:
-        return True
-
-
 def record(site: Site, owner: type, method: str, rate: Callable[[Any], float]) -> None:
-    """Record that a patch leaves out layers in a method of a class, so that DDP and all reports know of it."""
-    remember(site, owner, [ByPatch(method, rate)])
+    """Record that a patch leaves out layers in a method of a class by itself (:meth:`Call.drops`).
+
+    DDP and all reports know of it. Where DDP does not look for unused parameters, a layer that is left out has
+    gradients of zeros.
+    """
+    remember(site, owner, [Skipping(method, rate, examined=True)])
 
 
 def rate_of(module: Any, has_peers: bool = True) -> float:
@@ -218,49 +198,34 @@ def rate_of(module: Any, has_peers: bool = True) -> float:
     Args:
         has_peers: whether it stands in a list of modules of its class; one that does not is an augmentation, say.
     """
-    rates = [_rate_at(level, module, has_peers) for level in type(module).__mro__]
-    return max(rates, default=0.0)
-
-
-def _rate_at(level: type, module: Any, has_peers: bool) -> float:
-    """Return the rate by the methods of one class of a module, as far as no subclass has other ones."""
-    covered = COVERED.get(level)
-    found: Sequence[Union[Covered, _Uncovered]]
-    found = _uncovered(level) if covered is None else (covered, *covered.others)
     rates = [0.0]
-    for each in found:
-        is_own = next(other for other in type(module).__mro__ if each.method in vars(other)) is level
-        if is_own and each.applies(module, has_peers):
-            rates.append(0.0 if each.never else each.rate(module))
+    for level in type(module).__mro__:
+        covered = COVERED.get(level)
+        for each in _uncovered(level) if covered is None else (covered, *covered.others):
+            # As far as no subclass has another method.
+            is_own = next(other for other in type(module).__mro__ if each.method in vars(other)) is level
+            if is_own and not each.never and each.applies(module, has_peers):
+                rates.append(each.rate(module))
     return max(rates)
 
 
-class _Uncovered:
-    """A method that draws and is as shipped (DDPFIX_LAYERDROP=stock), or cannot be covered."""
-
-    never = examined = False
-
-    def __init__(self, owner: type, method: str) -> None:
-        function = innermost(vars(owner)[method])
-        read = decisions.of(function, owner)
-        self.method = method
-        self.decisions = tuple(each for each in read.decisions if each.rate is not None)
-        self._paths, self._read = rates.paths(read), rates.reader(read, self.decisions, function)
-
-    def rate(self, module: Any) -> float:
-        """Return the rate of this module; 0 where only a forward can read it."""
-        return 0.0 if any(held(module, path) is UNREADABLE for path in self._paths) else self._read(module)
-
-    def applies(self, module: Any, has_peers: bool) -> bool:
-        """Return whether its decisions are about layers in this module."""
-        return any(applies(each, module, has_peers) for each in self.decisions)
-
-
-def _uncovered(owner: type) -> Tuple[_Uncovered, ...]:
+def _uncovered(owner: type) -> Tuple[Skipping, ...]:
+    """Return the methods that draw and are as shipped (DDPFIX_LAYERDROP=stock), or cannot be covered."""
     known = training.TRAINED.rates
     if owner not in known:
-        known[owner] = tuple(_Uncovered(owner, method) for method in drawing_methods(owner))
+        known[owner] = tuple(_as_shipped(vars(owner)[name], name) for name in drawing_methods(owner))
     return known[owner]
+
+
+def _as_shipped(method: Any, name: str) -> Skipping:
+    decided = [each for each in decisions.of(innermost(method)).decisions if each.rate is not None]
+    read = decisions.reader(decided)
+
+    def rate(module: Any) -> float:
+        """Return the rate of this module; 0 where only a forward can read it."""
+        return 0.0 if any(held(module, path) is UNREADABLE for path in decisions.paths(decided)) else read(module)
+
+    return Skipping(name, rate, decided)
 
 
 def active(model: Any) -> List[Tuple[str, Any, float]]:
@@ -284,4 +249,5 @@ def may_skip(model: Any) -> bool:
 def needs_flag(module: Any, decided: bool) -> bool:
     """Return whether a module leaves parameters without gradient; ``decided``: the program has DDP look for none."""
     covered = (COVERED.get(level) for level in type(module).__mro__)
-    return not decided or not any(isinstance(each, ByPatch) for each in covered)
+    # A patch that leaves layers out gives them gradients of zeros.
+    return not decided or not any(each is not None and not each.decisions for each in covered)

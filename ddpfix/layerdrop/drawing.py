@@ -7,10 +7,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from ddpfix.layerdrop import decisions, numbers, rates, source, training
+from ddpfix.layerdrop import decisions, numbers, source, training
 from ddpfix.layerdrop.call import is_numpy_generator
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.loops import Decision
+from ddpfix.layerdrop.decisions import Decision
 from ddpfix.models import internals
 from ddpfix.patching.site import PatchError
 from ddpfix.user_code import module_of
@@ -46,13 +46,21 @@ def _is_plain(owner: Any, name: str) -> bool:
 
 def drawing_methods(owner: type) -> Tuple[str, ...]:
     """Return the methods of a class itself, not of its bases, that draw for layers."""
-    own = (name for name in _called(owner) if name in vars(owner))
-    return tuple(name for name in own if _decisions(vars(owner)[name], owner))
+    return tuple(name for name in _called(owner) if name in vars(owner) and found_in(vars(owner)[name]).decisions)
 
 
-def drawing_method(owner: type) -> Optional[str]:
-    """Return the first of them; None if there is none."""
-    return next(iter(drawing_methods(owner)), None)
+def found_in(method: Any) -> decisions.Found:
+    """Return what a method below its decorators decides, proved or not; nothing where its source is not what runs."""
+    try:
+        return decisions.of(innermost(method))
+    except PatchError:
+        return decisions.NOTHING
+
+
+def rate_paths(owner: type) -> Tuple[Tuple[str, ...], ...]:
+    """Return where the first of these methods reads its rates."""
+    first = drawing_methods(owner)[:1]
+    return tuple(path for name in first for path in decisions.paths(found_in(vars(owner)[name]).decisions))
 
 
 def _called(owner: type) -> List[str]:
@@ -70,22 +78,6 @@ def _method(owner: type, name: str) -> Optional[FunctionType]:
     level = next((level for level in owner.__mro__ if name in vars(level)), None)
     inner = None if level is None or module_of(level).startswith("torch.") else innermost(vars(level)[name])
     return inner if isinstance(inner, FunctionType) else None
-
-
-def _decisions(function: Any, owner: type) -> Tuple[Decision, ...]:
-    """Return the decisions of a function, proved or not; none where its source is not what runs."""
-    try:
-        return decisions.of(innermost(function), owner).decisions
-    except PatchError:
-        return ()
-
-
-def rate_paths(owner: type, method: str) -> Tuple[Tuple[str, ...], ...]:
-    """Return the places of a method's rates, in order: each as ``("layerdrop",)`` or ``("config", "layerdrop")``."""
-    try:
-        return rates.paths(decisions.of(innermost(vars(owner)[method]), owner))
-    except PatchError:
-        return ()
 
 
 def drawing_classes(model: Any) -> Dict[type, Any]:
@@ -110,34 +102,26 @@ def check(owner: type, module: Any) -> None:
     """
     methods = drawing_methods(owner)
     if not methods:
-        raise PatchError(_unread(owner))
+        raise PatchError(_unproved(owner))
     for inner in (innermost(vars(owner)[name]) for name in methods):
-        read = decisions.of(inner, owner)
-        for each in read.decisions:
-            place = f"{inner.__code__.co_filename}:{getattr(each.node, 'lineno', 0)}"
+        for each in decisions.of(inner).decisions:
+            place = f"{inner.__code__.co_filename}:{each.node.lineno}"
             names = each.number.generator.split(".") if each.number is not None and each.number.generator else []
             if names and not is_numpy_generator(held(module, names)):
                 raise PatchError(f"it draws from its own generator, self.{'.'.join(names)} ({place})")
             for name in each.holders:
                 if held(module, (name,)) is UNREADABLE:
                     raise PatchError(f"its layers, self.{name}, are {_PROPERTY} ({place})")
-            for path in rates.paths_of(read.scope, each):
-                _check_rate(path, module, place)
-
-
-def _check_rate(path: Tuple[str, ...], module: Any, place: str) -> None:
-    value = held(module, path)
-    if value is UNREADABLE or isinstance(value, torch.Tensor):
-        kind = _PROPERTY if value is UNREADABLE else "a tensor"
-        raise PatchError(f"its rate, self.{'.'.join(path)}, is {kind} ({place})")
+            path = each.rate.path if each.rate is not None else ()
+            rate = held(module, path)
+            if path and (rate is UNREADABLE or isinstance(rate, torch.Tensor)):
+                kind = _PROPERTY if rate is UNREADABLE else "a tensor"
+                raise PatchError(f"its rate, self.{'.'.join(path)}, is {kind} ({place})")
 
 
 def _draws_here(level: type, module: Any, has_peers: bool) -> bool:
-    methods = drawing_methods(level)
-    if not methods:
-        return bool(_unread(level))
-    drawn = (each for name in methods for each in _decisions(vars(level)[name], level))
-    return any(applies(each, module, has_peers) for each in drawn)
+    drawn = [each for name in drawing_methods(level) for each in found_in(vars(level)[name]).decisions]
+    return any(applies(each, module, has_peers) for each in drawn) if drawn else bool(_unproved(level))
 
 
 def applies(decision: Decision, module: Any, has_peers: bool) -> bool:
@@ -157,20 +141,20 @@ def _parts(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
-# Names that only a rate at which layers are skipped has: where there is no source, they tell that something is missed.
+# Names that only a rate at which layers are skipped has: they tell that something is missed.
 _RATES_BY_NAME = ("layerdrop", "layer_drop", "stochastic_depth")
 
 
-def _unread(level: type) -> str:
-    """Return why a method that draws, and names such a rate, could not be read; empty where there is none."""
+def _unproved(level: type) -> str:
+    """Return why nothing is known of a method that draws, and names such a rate; empty where there is none."""
     for inner in [innermost(vars(level)[name]) for name in decisions.METHODS if name in vars(level)]:
-        if isinstance(inner, FunctionType) and numbers.may_draw(inner):
-            names = inner.__code__.co_names
-            if any(rate in name for name in names for rate in _RATES_BY_NAME):
-                try:
-                    decisions.of(inner, level)
-                except PatchError as error:
-                    return str(error)
+        named = inner.__code__.co_names if isinstance(inner, FunctionType) and numbers.may_draw(inner) else ()
+        if any(rate in name for name in named for rate in _RATES_BY_NAME):
+            try:
+                decisions.of(inner)
+            except PatchError as error:
+                return str(error)
+            return f"{decisions.NOT_UNIFORM} ({inner.__code__.co_filename}:{inner.__code__.co_firstlineno})"
     return ""
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any, Callable, Tuple
 
 from ddpfix import log
-from ddpfix.layerdrop import code_copy, cover, decisions, drawing
+from ddpfix.layerdrop import cover, decisions, drawing
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.user_code import full_name, module_of
@@ -18,17 +17,12 @@ from ddpfix.user_code import full_name, module_of
 Change = Callable[[Site, type, bool], Any]
 
 
-def share(site: Site, owner: type, examined: bool, **more: Any) -> None:
+def share(site: Site, owner: type, examined: bool, checks: Tuple[str, ...] = ()) -> None:
     """Have all ranks skip the same layers in training forwards of wrapped models, or none with ``off``."""
     if is_off(site):
         cover.never_skip(site, owner)
     else:
-        cover.cover(site, owner, cover.shared_call, examined=examined, **more)
-
-
-def sharing(traits: code_copy.Traits) -> Change:
-    """Return :func:`share` with what is particular to the toolkit's code."""
-    return functools.partial(share, traits=traits)
+        cover.cover(site, owner, cover.shared_call, checks, examined)
 
 
 def is_off(site: Site) -> bool:
@@ -49,7 +43,7 @@ def unless_switched_off(site: Site, change: Change) -> Change:
 
 def put(site: Site, owner: type, change: Change) -> None:
     """Change a class whose method draws, once; PatchError where it does not draw."""
-    if drawing.drawing_method(owner) is None:
+    if not drawing.drawing_methods(owner):
         raise PatchError(
             f"{owner.__qualname__} does not draw for layers: none of {', '.join(decisions.METHODS)} compares a draw"
         )
@@ -61,7 +55,7 @@ def in_module(site: Site, module: ModuleType, change: Change) -> None:
     """Change the classes of a module that draw."""
     values = list(vars(module).values())
     for owner in [value for value in values if isinstance(value, type) and module_of(value) == module.__name__]:
-        if drawing.drawing_method(owner) is not None:
+        if drawing.drawing_methods(owner):
             _put(site, owner, change, None)
 
 

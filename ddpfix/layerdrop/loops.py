@@ -1,57 +1,26 @@
 """The loops of a function over modules: which calls run the module of a turn, and which of them one comparison decides.
 
-The statements of a loop's body, or of a function, are followed twice, with either truth of the comparison. All other
-conditions are unknown, but for those that hold wherever layers are skipped: the module trains, and its rate is not 0.
+The statements of a loop's body, or of a function, are followed on all ways, with either truth of the comparison. All
+other conditions are unknown, but for those that hold wherever layers are skipped: the module trains, its rate is not 0.
 """
 
 from __future__ import annotations
 
 import ast
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
-from ddpfix.layerdrop.numbers import Number, Scope
+from ddpfix.layerdrop.numbers import Scope
 from ddpfix.layerdrop.source import index_of, names_in
 
 # True, False, or None where it is unknown.
 Truth = Optional[bool]
+# A way through statements: what is known of local names, and whether a call has run.
+Names = FrozenSet[Tuple[str, bool]]
+Way = Tuple[Names, bool]
 # Calls that are no use of a layer: they look at it.
 _LOOKS = frozenset(
     (isinstance, issubclass, len, id, type, getattr, hasattr, print, repr, str, bool, int, float, zip, enumerate)
 )
-
-
-class Decision(NamedTuple):
-    """A comparison, or another condition, that decides whether a layer runs.
-
-    Attributes:
-        node: the comparison, or another condition that cannot be shared.
-        skip: its truth with which the layer does not run.
-        number: what was drawn; None where that is not certain.
-        is_left: whether the number is on the left side.
-        rate: the other side; None where it is no rate.
-        layers: what the loop has for the layer; empty where the module draws for itself.
-        holders: the attributes of the module that may hold these layers; empty for the module as a list.
-        is_part: whether only a branch of a module that draws for itself is left out.
-        is_only_run: whether the function runs its layers nowhere else.
-        refusal: why ranks cannot share it; empty if they can.
-    """
-
-    node: ast.AST
-    skip: bool
-    number: Optional[Number]
-    is_left: bool
-    rate: Optional[ast.expr]
-    layers: Tuple[ast.expr, ...]
-    holders: FrozenSet[str]
-    is_part: bool
-    is_only_run: bool
-    refusal: str
-
-
-def outcomes_of(
-    scope: Scope, body: Sequence[ast.stmt], node: ast.AST, runs: Callable[[ast.AST], bool]
-) -> Callable[[bool], Outcome]:
-    return lambda truth: Walk(node, truth, scope.holds, runs).outcome(body)
 
 
 def uses(scope: Scope, loop: ast.For) -> Set[ast.AST]:
@@ -69,11 +38,11 @@ def uses(scope: Scope, loop: ast.For) -> Set[ast.AST]:
         for node in ast.walk(loop)
         if isinstance(node, (ast.Call, ast.Yield))
         and (names & names_in(node) or (isinstance(node, ast.Call) and _indexed(scope, loop, node)))
-        and not (isinstance(node, ast.Call) and looks(scope, node))
+        and not (isinstance(node, ast.Call) and _looks(scope, node))
     }
 
 
-def looks(scope: Scope, node: ast.Call) -> bool:
+def _looks(scope: Scope, node: ast.Call) -> bool:
     function = scope.object(node.func)
     return any(function is each for each in _LOOKS)
 
@@ -81,19 +50,14 @@ def looks(scope: Scope, node: ast.Call) -> bool:
 def elements(scope: Scope, loop: ast.For) -> FrozenSet[str]:
     """Return the names that a loop gives to what it iterates over; a count is none of them."""
     target, iterated = loop.target, loop.iter
-    if not of_module(scope, iterated):
+    # It has something that the module holds, itself or by local names.
+    if not {scope.module, "super"} & {each.id for each in scope.sources(iterated) if isinstance(each, ast.Name)}:
         return frozenset()
     while isinstance(iterated, ast.Call) and scope.object(iterated.func) in (enumerate, range):
         if scope.object(iterated.func) is range or not isinstance(target, ast.Tuple):
             return frozenset()
         target, iterated = target.elts[-1], iterated.args[0]
     return names_in(target)
-
-
-def of_module(scope: Scope, node: ast.AST) -> bool:
-    """Return whether an expression has something that the module holds, itself or by local names."""
-    names = (each.id for each in scope.sources(node) if isinstance(each, ast.Name))
-    return any(name in (scope.module, "super") for name in names)
 
 
 def _indexed(scope: Scope, loop: ast.For, node: ast.AST) -> Optional[ast.Subscript]:
@@ -118,220 +82,165 @@ def layers_of_turn(scope: Scope, loop: ast.For, uses: Set[ast.AST]) -> Tuple[ast
     return (*names, *sorted(indexed, key=lambda each: (each.lineno, each.col_offset))[:1])
 
 
-def calls_part(scope: Scope, node: ast.Call) -> bool:
-    """Return whether a call runs something that the module holds, or a module of a loop of its own."""
-    if scope.path(node.func) or any(scope.path(argument) for argument in node.args):
-        return not looks(scope, node)
-    return isinstance(node.func, ast.Name) and any(
-        node.func.id in names_in(loop.target) for loop in ast.walk(scope.tree) if isinstance(loop, ast.For)
-    )
+def parts_called(scope: Scope) -> Set[ast.AST]:
+    """Return the calls of a function that run something that the module holds, or a module of a loop of its own."""
+    turns = frozenset().union(*(names_in(loop.target) for loop in scope.loops))
+    calls = [node for node in ast.walk(scope.tree) if isinstance(node, ast.Call)]
+    of_module = (each for each in calls if any(map(scope.path, (each.func, *each.args))) and not _looks(scope, each))
+    return {*of_module, *(each for each in calls if isinstance(each.func, ast.Name) and each.func.id in turns)}
 
 
-def attributes(scope: Scope, nodes: Sequence[ast.AST]) -> FrozenSet[str]:
+def attributes(scope: Scope, *nodes: ast.AST) -> FrozenSet[str]:
     """Return the attributes of the module in expressions, and in what their local names are made of."""
     return frozenset(name for each in scope.sources(*nodes) for name in scope.path(each)[:1])
 
 
-def for_loops(scope: Scope) -> List[ast.For]:
-    """Return the loops of a function that go through something."""
-    return [node for node in ast.walk(scope.tree) if isinstance(node, ast.For)]
-
-
 class Outcome:
-    """What runs with one truth of the comparison.
+    """What runs of some calls in statements, with a given truth of a comparison.
+
+    Args:
+        known: ``known(condition)`` is the truth of other conditions, None where that is unknown.
 
     Attributes:
         runs: whether any of the calls runs: on all ways, on none, or (None) on some.
         reached: the calls that run on some way.
     """
 
-    def __init__(self, runs: Truth, reached: Set[ast.AST]) -> None:
-        self.runs, self.reached = runs, reached
+    def __init__(
+        self,
+        statements: Sequence[ast.stmt],
+        comparison: ast.AST,
+        truth: bool,
+        known: Callable[[ast.AST], Truth],
+        calls: Set[ast.AST],
+    ) -> None:
+        self._comparison, self._truth, self._known, self._calls = comparison, truth, known, calls
+        # Whether a call has run on the ways that have ended.
+        self._ended: Set[bool] = set()
+        self.reached: Set[ast.AST] = set()
+        ends = {run for _, run in self._follow(statements, {(frozenset(), False)})} | self._ended
+        self.runs: Truth = ends.pop() if len(ends) == 1 else None
+
+    def _follow(self, statements: Sequence[ast.stmt], ways: Set[Way]) -> Set[Way]:
+        """Return the ways that lead beyond statements."""
+        for statement in statements:
+            ways = {after for names, run in ways for after in self._statement(statement, names, run)}
+        return ways
+
+    def _statement(self, node: Any, names: Names, run: bool) -> Set[Way]:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            return {(names, run)}
+        # What the statement assigns has another value, in it and after it.
+        kept = _without(names, node)
+        if isinstance(node, ast.If):
+            left = _without(names, node.test)
+            branches: Set[Way] = set()
+            for truth, ran in self._values(node.test, left, run):
+                for body, taken in ((node.body, True), (node.orelse, False)):
+                    branches |= self._follow(body, {(left, ran)}) if truth is not (not taken) else set()
+            return branches
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            runs = self._in_turn([item.context_expr for item in node.items], names, run)
+            return self._follow(node.body, {(_without(names, *node.items), ran) for ran in runs})
+        if isinstance(node, (ast.For, ast.While, ast.Try, ast.AsyncFor)):
+            heads = [each for each in (getattr(node, "iter", None), getattr(node, "test", None)) if each is not None]
+            return self._repeated(node, {(kept, ran) for ran in self._in_turn(heads, kept, run)})
+        if isinstance(node, ast.Assign) and all(isinstance(each, ast.Name) for each in node.targets):
+            targets = [each.id for each in node.targets if isinstance(each, ast.Name)]
+            found = self._values(node.value, _without(names, node.value), run)
+            known = {truth for truth, _ in found}
+            given = {(name, truth) for name in targets for truth in known if len(known) == 1 and truth is not None}
+            return {(kept | given, ran) for _, ran in found}
+        runs = self._in_turn([node], kept, run)
+        if isinstance(node, (ast.Return, ast.Continue, ast.Break, ast.Raise)):
+            self._ended |= runs
+            return set()
+        return {(kept, ran) for ran in runs}
+
+    def _repeated(self, node: Any, before: Set[Way]) -> Set[Way]:
+        """Follow an inner loop or a try, which may run in part."""
+        after = self._follow(node.body, before)
+        ways = after if isinstance(node, ast.Try) else before | after
+        for handler in getattr(node, "handlers", ()):
+            ways = ways | self._follow(handler.body, before | after)
+        for body in (node.orelse, getattr(node, "finalbody", ())):
+            ways = ways | self._follow(body, {(_without(names, node), run) for names, run in ways})
+        return {(_without(names, node), run) for names, run in ways}
+
+    def _in_turn(self, nodes: Iterable[ast.AST], names: Names, run: bool) -> Set[bool]:
+        runs = {run}
+        for node in nodes:
+            runs = {ran for before in runs for _, ran in self._values(node, names, before)}
+        return runs
+
+    def _values(self, node: ast.AST, names: Names, run: bool) -> Set[Tuple[Truth, bool]]:
+        """Return the truths that an expression may have, each with whether a call has run then."""
+        if isinstance(node, ast.IfExp):
+            ways = ((node.body, True), (node.orelse, False))
+            tests = self._values(node.test, names, run)
+            parts = [(part, ran) for truth, ran in tests for part, taken in ways if truth is not (not taken)]
+            return {each for part, ran in parts for each in self._values(part, names, ran)}
+        if isinstance(node, ast.BoolOp):
+            stop = isinstance(node.op, ast.Or)
+            stopped: Set[Tuple[Truth, bool]] = set()
+            runs = {run}
+            for value in node.values:
+                found = {each for ran in runs for each in self._values(value, names, ran)}
+                stopped |= {(stop, ran) for truth, ran in found if truth is not (not stop)}
+                runs = {ran for truth, ran in found if truth is not stop}
+            return stopped | {(not stop, ran) for ran in runs}
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return {
+                (None if truth is None else not truth, ran) for truth, ran in self._values(node.operand, names, run)
+            }
+        same = _same_truth(node)
+        if same is not None:
+            return self._values(same, names, run)
+        runs = self._in_turn(ast.iter_child_nodes(node), names, run)
+        if node in self._calls:
+            self.reached.add(node)
+            runs = {True}
+        truth = self._truth if node is self._comparison else self._leaf(node, names)
+        return {(truth, ran) for ran in runs}
+
+    def _leaf(self, node: ast.AST, names: Names) -> Truth:
+        if isinstance(node, ast.Name):
+            return dict(names).get(node.id)
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, bool) else None
+        return self._known(node)
 
 
-def skipping_truth(outcomes: Callable[[bool], Outcome], whole: bool) -> Optional[bool]:
-    """Return the truth with which fewer calls run; None where the comparison does not decide about them.
+def _same_truth(node: ast.AST) -> Optional[ast.expr]:
+    """``bool(condition)``, ``condition.item()`` and ``name := condition`` have the truth of the condition."""
+    if isinstance(node, ast.NamedExpr):
+        return node.value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "bool" and node.args:
+        return node.args[0]
+    is_item = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item"
+    return node.func.value if is_item else None  # type: ignore[attr-defined]
+
+
+def _without(names: Names, *nodes: ast.AST) -> Names:
+    """Return what is known without the names that get a value in some nodes."""
+    inside = (each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name))
+    stored = {each.id for each in inside if not isinstance(each.ctx, ast.Load)}
+    return frozenset((name, truth) for name, truth in names if name not in stored)
+
+
+def skipping(
+    scope: Scope, statements: Sequence[ast.stmt], comparison: ast.AST, calls: Set[ast.AST], whole: bool
+) -> Optional[Tuple[bool, Outcome]]:
+    """Return the truth of a comparison with which fewer calls run, and what then runs; None where it does not decide.
 
     Args:
         whole: whether all of the calls together are one layer, which one of them runs.
     """
-    for truth in (True, False):
-        fewer, more = outcomes(truth), outcomes(not truth)
+    outcomes = {truth: Outcome(statements, comparison, truth, scope.holds, calls) for truth in (True, False)}
+    for truth, fewer in outcomes.items():
+        more = outcomes[not truth]
         if more.runs is False or not fewer.reached <= more.reached or (whole and fewer.runs is True):
             continue
         if fewer.reached != more.reached or (more.runs is True and fewer.runs is not True):
-            return truth
+            return truth, fewer
     return None
-
-
-class Walk:
-    """One way through statements with a given truth of the comparison.
-
-    Args:
-        known: ``known(condition)`` is the truth of other conditions, None where that is unknown.
-        runs: ``runs(call)``: whether a node is one of the calls to be found.
-    """
-
-    def __init__(
-        self,
-        atom: ast.AST,
-        truth: bool,
-        known: Callable[[ast.AST], Truth],
-        runs: Callable[[ast.AST], bool],
-    ) -> None:
-        self._atom, self._truth, self._known, self._runs = atom, truth, known, runs
-        self._names: Dict[str, Truth] = {}
-        # Whether a call has run on the way to here, and on the ways that have ended.
-        self._run: Truth = False
-        self._ended: List[Truth] = []
-        self._reached: Set[ast.AST] = set()
-
-    def outcome(self, statements: Sequence[ast.stmt]) -> Outcome:
-        """Follow the statements and return what has run."""
-        if self._goes_on(statements):
-            self._ended.append(self._run)
-        return Outcome(_common(self._ended), self._reached)
-
-    def _goes_on(self, statements: Sequence[ast.stmt]) -> bool:
-        """Follow statements; False where none of their ways leads beyond them."""
-        return all(self._statement(statement) for statement in statements)
-
-    def _statement(self, statement: Any) -> bool:
-        if isinstance(statement, ast.If):
-            return self._branch(statement)
-        if isinstance(statement, (ast.For, ast.While, ast.Try, ast.AsyncFor)):
-            return self._repeated(statement)
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            return True
-        if isinstance(statement, (ast.With, ast.AsyncWith)):
-            for item in statement.items:
-                self._expression(item.context_expr)
-            return self._goes_on(statement.body)
-        self._expression(statement)
-        if isinstance(statement, (ast.Return, ast.Continue, ast.Break, ast.Raise)):
-            self._ended.append(self._run)
-            return False
-        plain = isinstance(statement, ast.Assign) and all(isinstance(each, ast.Name) for each in statement.targets)
-        if plain or isinstance(statement, ast.AnnAssign):
-            self._set(_stored(statement), None if statement.value is None else self.truth(statement.value))
-        else:
-            self._set(_stored(statement), None)
-        return True
-
-    def _branch(self, statement: ast.If) -> bool:
-        self._expression(statement.test)
-        truth, names, run = self.truth(statement.test), dict(self._names), self._run
-        left = []
-        for body, taken in ((statement.body, truth), (statement.orelse, _not(truth))):
-            self._names, self._run = dict(names), run
-            if taken is not False and self._goes_on(body):
-                left.append((self._names, self._run))
-        if left:
-            self._names, self._run = _joined([each for each, _ in left]), _common([each for _, each in left])
-        return bool(left)
-
-    def _repeated(self, statement: Any) -> bool:
-        """Follow an inner loop or a try: it may run in part, and what it assigns is unknown in it and after it."""
-        for part in (getattr(statement, "iter", None), getattr(statement, "test", None)):
-            self._expression(part)
-        before = self._run
-        bodies = [getattr(statement, name, ()) for name in ("body", "orelse", "finalbody")]
-        for body in (*bodies, *(handler.body for handler in getattr(statement, "handlers", ()))):
-            self._set(_stored(statement), None)
-            self._goes_on(body)
-            if not (isinstance(statement, ast.Try) and body is statement.body):
-                self._run = _common([before, self._run])
-        self._set(_stored(statement), None)
-        return True
-
-    def _expression(self, node: Optional[ast.AST]) -> None:
-        """Note the calls in an expression, on the ways on which they are evaluated."""
-        if node is None:
-            return
-        if isinstance(node, ast.IfExp):
-            self._expression(node.test)
-            truth = self.truth(node.test)
-            self._either(((node.body, truth), (node.orelse, _not(truth))))
-            return
-        if isinstance(node, ast.BoolOp):
-            self._expression(node.values[0])
-            for before, value in zip(node.values, node.values[1:]):
-                goes = self.truth(before) if isinstance(node.op, ast.And) else _not(self.truth(before))
-                if goes is False:
-                    break
-                self._either(((value, goes), (None, _not(goes))))
-            return
-        for child in ast.iter_child_nodes(node):
-            self._expression(child)
-        if isinstance(node, ast.NamedExpr):
-            self._names[node.target.id] = self.truth(node.value)
-        if self._runs(node):
-            self._reached.add(node)
-            self._run = True
-
-    def _either(self, ways: Sequence[Tuple[Optional[ast.AST], Truth]]) -> None:
-        """One of two expressions (or nothing), as far as it is known which."""
-        before, ended = self._run, []
-        for node, taken in ways:
-            self._run = before
-            if taken is not False:
-                self._expression(node)
-                ended.append(self._run)
-        self._run = _common(ended)
-
-    def _set(self, names: FrozenSet[str], truth: Truth) -> None:
-        self._names.update(dict.fromkeys(names, truth))
-
-    def truth(self, node: ast.AST) -> Truth:
-        """Return the truth of a condition."""
-        if node is self._atom:
-            return self._truth
-        if isinstance(node, ast.Name):
-            return self._names.get(node.id)
-        if isinstance(node, ast.NamedExpr):
-            return self.truth(node.value)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return _not(self.truth(node.operand))
-        if isinstance(node, ast.BoolOp):
-            return _all([self.truth(value) for value in node.values], isinstance(node.op, ast.And))
-        if isinstance(node, ast.IfExp):
-            test, ways = self.truth(node.test), (self.truth(node.body), self.truth(node.orelse))
-            return ways[not test] if test is not None else (ways[0] if ways[0] == ways[1] else None)
-        if isinstance(node, ast.Constant):
-            return bool(node.value)
-        if isinstance(node, ast.Call):
-            return self._converted(node)
-        return self._known(node)
-
-    def _converted(self, node: ast.Call) -> Truth:
-        """``bool(condition)`` and ``condition.item()`` have the truth of the condition."""
-        if isinstance(node.func, ast.Name) and node.func.id == "bool" and len(node.args) == 1:
-            return self.truth(node.args[0])
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "item":
-            return self.truth(node.func.value)
-        return None
-
-
-def _stored(node: ast.AST) -> FrozenSet[str]:
-    names = (each for each in ast.walk(node) if isinstance(each, ast.Name))
-    return frozenset(each.id for each in names if not isinstance(each.ctx, ast.Load))
-
-
-def _joined(ways: Sequence[Dict[str, Truth]]) -> Dict[str, Truth]:
-    return {name: _common([way.get(name) for way in ways]) for name in {*ways[0], *ways[-1]}}
-
-
-def _common(truths: Sequence[Truth]) -> Truth:
-    """Return the truth that holds on all ways."""
-    return truths[0] if truths and all(each is truths[0] for each in truths) else None
-
-
-def _not(truth: Truth) -> Truth:
-    return None if truth is None else not truth
-
-
-def _all(truths: Sequence[Truth], conjunction: bool) -> Truth:
-    """Return the truth of a conjunction, or of a disjunction."""
-    if (not conjunction) in truths:
-        return not conjunction
-    return None if None in truths else conjunction

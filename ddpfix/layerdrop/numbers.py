@@ -12,11 +12,11 @@ import inspect
 import random
 import sys
 from types import FunctionType, ModuleType
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 
-from ddpfix.layerdrop.source import constant, index_of, is_none, is_unit_interval, names_in, names_of, shape_of, stored
+from ddpfix.layerdrop.source import constant, index_of, is_none, names_in, names_of, shape_of, stored
 
 _MISSING = object()
 # What is known of a tensor whatever is in it.
@@ -38,19 +38,15 @@ class Number(NamedTuple):
 
     Attributes:
         is_vector: whether it is a vector with a number for each layer.
-        is_entry: whether it is an entry of such a vector, drawn before the loop.
         generator: the expression of a generator that the module holds; empty for the global generators.
         draws: the calls that may have drawn it.
+        is_entry: whether it is an entry of such a vector, drawn before the loop.
     """
 
     is_vector: bool
     generator: str
     draws: Tuple[ast.expr, ...]
     is_entry: bool = False
-
-    def entry(self) -> Number:
-        """Return the number that one entry of a vector is."""
-        return self._replace(is_vector=False, is_entry=True)
 
 
 class Scope:
@@ -62,26 +58,16 @@ class Scope:
 
     def __init__(self, tree: ast.FunctionDef, outer: Dict[str, Any]) -> None:
         self.tree, self._outer = tree, outer
-        # Calls of the program's own functions that draw: what they give is random, and nothing else is known of it.
-        self.drawing: FrozenSet[ast.Call] = frozenset()
         arguments = tree.args
         first = [*getattr(arguments, "posonlyargs", ()), *arguments.args]
         self.module = first[0].arg if first else ""
-        self.parents: Dict[ast.AST, ast.AST] = {}
+        self.parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        self.loops = [node for node in ast.walk(tree) if isinstance(node, ast.For)]
         # What is assigned to each local name; None where it is not the value of an expression of its own.
         self.values: Dict[str, List[Optional[ast.expr]]] = {}
         for node in ast.walk(tree):
-            self.parents.update((child, node) for child in ast.iter_child_nodes(node))
-        # What the loops iterate over that give a name its value.
-        self._iterated: Dict[str, List[ast.expr]] = {}
-        for node in ast.walk(tree):
             for name, value in stored(node, self.parents) if node is not tree else ():
                 self.values.setdefault(name, []).append(value)
-            for name in names_in(node.target) if isinstance(node, ast.For) else ():
-                self._iterated.setdefault(name, []).append(node.iter)  # type: ignore[attr-defined]
-        # The calls that draw, and from which of them a name has something: a long forward asks for the same ones often.
-        self._random: Dict[ast.Call, bool] = {}
-        self._draws: Dict[str, Optional[ast.Call]] = {}
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around one, the innermost first, without the definition itself."""
@@ -107,8 +93,18 @@ class Scope:
                 yield each
                 if isinstance(each, ast.Name) and each.id not in seen:
                     seen.add(each.id)
-                    values = (*self.values.get(each.id, ()), *self._iterated.get(each.id, ()))
-                    todo += [value for value in values if value is not None]
+                    todo += [value for value in self.values.get(each.id, ()) if value is not None]
+                    todo += [loop.iter for loop in self.loops if each.id in names_in(loop.target)]
+
+    def draws_in(self, *nodes: ast.AST) -> Set[ast.AST]:
+        """Return the calls from which expressions have random numbers, certain or only by their names."""
+        return {each for each in self.sources(*nodes, walk=_with_values) if self._looks_random(each)}
+
+    def _looks_random(self, node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call):
+            return False
+        known = getattr(self.object(node.func), "__name__", "")
+        return known in DRAWS or (isinstance(node.func, ast.Attribute) and node.func.attr in DRAWS)
 
     def object(self, node: ast.AST) -> Any:
         """Return what a global name or an attribute of a module stands for."""
@@ -127,10 +123,27 @@ class Scope:
             node = node.value
         return tuple(names) if isinstance(node, ast.Name) and node.id == self.module else ()
 
+    def holds(self, node: ast.AST) -> Optional[bool]:
+        """Return what is known wherever layers are skipped: the module trains, and a rate that it holds is above 0."""
+        if self.path(node) == ("training",):
+            return True
+        if (
+            isinstance(node, ast.Compare)
+            and self.path(node.left)
+            and [constant(each) for each in node.comparators] == [0]
+        ):
+            return {ast.Gt: True, ast.NotEq: True, ast.Eq: False, ast.LtE: False}.get(type(node.ops[0]))
+        return None
+
     def number(self, node: ast.AST, seen: FrozenSet[str] = frozenset()) -> Optional[Number]:
         """Return the uniform number that an expression gives; None where that is not certain."""
         if isinstance(node, ast.Call):
-            return self._drawn(node) or self._converted(node, seen)
+            converted: Optional[ast.expr] = None
+            if isinstance(node.func, ast.Attribute) and node.func.attr in _CONVERSIONS:
+                converted = node.func.value
+            elif self.object(node.func) is float and len(node.args) == 1:
+                converted = node.args[0]
+            return self._drawn(node) or (None if converted is None else self.number(converted, seen))
         if isinstance(node, ast.Name) and node.id not in seen:
             return self._assigned(node.id, seen | {node.id})
         if isinstance(node, ast.Subscript):
@@ -139,134 +152,50 @@ class Scope:
             return self.number(node.body, seen)
         return None
 
-    def holds(self, node: ast.AST) -> Optional[bool]:
-        """Return what is known wherever layers are skipped: the module trains, and a rate that it holds is above 0."""
-        if self.path(node) == ("training",):
-            return True
-        is_single = isinstance(node, ast.Compare) and len(node.ops) == 1
-        if is_single and self.path(node.left) and constant(node.comparators[0]) == 0:  # type: ignore[attr-defined]
-            operator = type(node.ops[0])  # type: ignore[attr-defined]
-            return {ast.Gt: True, ast.NotEq: True, ast.Eq: False, ast.LtE: False}.get(operator)
-        return None
-
     def _assigned(self, name: str, seen: FrozenSet[str]) -> Optional[Number]:
         """Return the number of a local name, if all that is assigned to it is such a number (or None)."""
-        if name not in self.values or None in self.values[name]:
+        given = [value for value in self.values.get(name, [None]) if not is_none(value)]
+        numbers = [None if value is None else self.number(value, seen) for value in given]
+        found = [number for number in numbers if number is not None]
+        if len(found) < len(given) or len({number._replace(draws=()) for number in found}) != 1:
             return None
-        given = [value for value in self.values[name] if not is_none(value)]
-        numbers = [self.number(value, seen) for value in given if value is not None]
-        first = numbers[0] if numbers else None
-        if first is None or any(each is None or each._replace(draws=first.draws) != first for each in numbers):
-            return None
-        return first._replace(draws=tuple(draw for each in numbers if each is not None for draw in each.draws))
-
-    def iterated(self, name: str) -> Optional[ast.expr]:
-        """Return the expression of whose entries a name is one in each turn of its loop, and is given no other value.
-
-        ``layer`` and ``rate`` of ``for index, (layer, rate) in enumerate(zip(self.layers, self.rates))`` are such.
-        """
-        loops = [node for node in ast.walk(self.tree) if isinstance(node, ast.For) and name in names_in(node.target)]
-        if len(loops) != 1 or len(self.values.get(name, ())) != 1:
-            return None
-        return self._paired(loops[0].target, loops[0].iter, name)
-
-    def _paired(self, target: ast.expr, source: ast.expr, name: str) -> Optional[ast.expr]:
-        if isinstance(target, ast.Name):
-            return source if target.id == name and not isinstance(source, ast.Starred) else None
-        if not (isinstance(target, ast.Tuple) and isinstance(source, ast.Call) and not source.keywords):
-            return None
-        sources: List[Any] = []
-        if self.object(source.func) is zip:
-            sources = list(source.args)
-        elif self.object(source.func) is enumerate and len(source.args) == 1:
-            sources = [ast.Starred(value=source, ctx=ast.Load()), source.args[0]]
-        pairs = zip(target.elts, sources) if len(sources) == len(target.elts) else ()
-        return next((found for found in (self._paired(*pair, name) for pair in pairs) if found is not None), None)
-
-    def is_fresh(self, number: Number, loop: ast.AST) -> bool:
-        """Return whether a vector is drawn anew each time that a loop begins."""
-        return all(self.loop(draw) is self.loop(loop) for draw in number.draws)
-
-    def _converted(self, node: ast.Call, seen: FrozenSet[str]) -> Optional[Number]:
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _CONVERSIONS:
-            return self.number(node.func.value, seen)
-        if self.object(node.func) is float and len(node.args) == 1:
-            return self.number(node.args[0], seen)
-        return None
+        return found[0]._replace(draws=tuple(draw for number in found for draw in number.draws))
 
     def _entry(self, node: ast.Subscript, seen: FrozenSet[str]) -> Optional[Number]:
-        """Return one number of a vector: by a name of the loop, or the only one."""
-        number = self.number(node.value, seen)
-        index = index_of(node)
-        if number is None or not (isinstance(index, ast.Name) or (not number.is_vector and constant(index) == 0)):
+        """Return one number of a vector that is drawn anew each time the loop begins; or the only one."""
+        number, index, loop = self.number(node.value, seen), index_of(node), self.loop(node)
+        if number is None or not number.is_vector:
+            return number if number is not None and (isinstance(index, ast.Name) or constant(index) == 0) else None
+        if not isinstance(loop, ast.For) or not self.counts(loop, index):
             return None
-        loop = self.loop(node)
-        if not number.is_vector:
-            return number
-        is_counted = isinstance(loop, ast.For) and index.id in names_in(loop.target)
-        if loop is None or not is_counted or len(self.values[index.id]) > 1:
-            return None
-        return number.entry() if self.is_fresh(number, loop) else None
+        is_fresh = all(self.loop(draw) is self.loop(loop) for draw in number.draws)
+        return number._replace(is_vector=False, is_entry=True) if is_fresh else None
+
+    def counts(self, loop: ast.For, index: ast.AST) -> bool:
+        """Return whether an index is what a loop gives a name in each turn, and nothing else does."""
+        is_given = isinstance(index, ast.Name) and index.id in names_in(loop.target)
+        return is_given and len(self.values[index.id]) == 1  # type: ignore[attr-defined]
 
     def _drawn(self, node: ast.Call) -> Optional[Number]:
         """Return the number that a call draws itself."""
-        function, words = node.func, {word.arg: word.value for word in node.keywords}
-        sizes, is_unit, generator = list(node.args), True, ""
-        known = self.object(function)
+        function, known = node.func, self.object(node.func)
+        bounds, sizes, keywords, generator = list(node.args[:0]), list(node.args), list(node.keywords), ""
         if isinstance(function, ast.Attribute) and function.attr == "uniform_" and isinstance(function.value, ast.Call):
-            if not any(self.object(function.value.func) is each for each in _ARRAYS):
+            array = function.value
+            if not any(self.object(array.func) is each for each in _ARRAYS):
                 return None
-            is_unit, sizes = is_unit_interval(node.args, words, "from", "to"), list(function.value.args)
-            words = {word.arg: word.value for word in function.value.keywords}
-        elif known is torch.rand or any(known is each for each in _numpy("rand", "random", "random_sample")):
-            pass
-        elif known is random.random:
-            is_unit = not sizes
-        elif known is random.uniform or any(known is each for each in _numpy("uniform")):
-            both = ("a", "b") if known is random.uniform else ("low", "high")
-            is_unit, sizes = is_unit_interval(sizes[:2], words, *both), sizes[2:]
-            words = {name: value for name, value in words.items() if name not in both}
+            bounds, sizes, keywords = sizes, list(array.args), [*keywords, *array.keywords]
+        elif any(known is each for each in (random.uniform, *_numpy("uniform"))):
+            bounds, sizes = sizes[:2], sizes[2:]
         elif isinstance(function, ast.Attribute) and function.attr == "random" and self.path(function)[:-1]:
             generator = ".".join(self.path(function)[:-1])
-        else:
+        elif not any(known is each for each in (torch.rand, random.random, *_numpy("rand", "random", "random_sample"))):
             return None
-        sizes += [words.pop(name) for name in ("size",) if name in words]
+        is_unit = all(constant(bound) == end for bound, end in zip(bounds, (0.0, 1.0)))
         shape = shape_of(sizes)
-        if not is_unit or shape is None or not {*words} <= {"device", "dtype", "requires_grad"}:
+        if not is_unit or shape is None or not {word.arg for word in keywords} <= {"device", "dtype", "requires_grad"}:
             return None
         return Number(shape == "vector", generator, (node,))
-
-    def draw_in(self, node: ast.AST) -> Optional[ast.Call]:
-        """Return a call from which an expression has a random number, certain or only by its name."""
-        for each in _with_values(node):
-            found = each if isinstance(each, ast.Call) and self._is_random(each) else None
-            if found is None and isinstance(each, ast.Name):
-                found = self._draw_of(each.id)
-            if found is not None:
-                return found
-        return None
-
-    def has_one_of(self, node: ast.AST, draws: Sequence[ast.expr]) -> bool:
-        """Return whether what an expression is made of has one of some draws in it."""
-        wanted = set(map(id, draws))
-        return any(id(each) in wanted for each in self.sources(node, walk=_with_values))
-
-    def _draw_of(self, name: str) -> Optional[ast.Call]:
-        """Return the call from which a local name has a random number."""
-        if name not in self._draws:
-            calls = (each for each in self.sources(ast.Name(id=name), walk=_with_values) if isinstance(each, ast.Call))
-            self._draws[name] = next(filter(self._is_random, calls), None)
-        return self._draws[name]
-
-    def _is_random(self, call: ast.Call) -> bool:
-        if call not in self._random:
-            is_drawn = call in self.drawing or self.number(call) is not None
-            self._random[call] = is_drawn or self._looks_random(call.func)
-        return self._random[call]
-
-    def _looks_random(self, function: ast.AST) -> bool:
-        known = getattr(self.object(function), "__name__", "")
-        return known in DRAWS or (isinstance(function, ast.Attribute) and function.attr in DRAWS)
 
 
 def _with_values(node: ast.AST) -> Iterator[ast.AST]:

@@ -47,6 +47,11 @@ class _Past:
     method: str
     repeated: bool = False
 
+    def has(self, storages: List[Tuple[Any, int]]) -> bool:
+        """Return whether its arguments have these storages; a weak one's address is not used again while it is held."""
+        mine = [(weak.cdata, offset) for weak, offset in self.storages]
+        return bool(mine) and mine == [(weak.cdata, offset) for weak, offset in storages]
+
 
 def remember(
     module: Any,
@@ -73,46 +78,30 @@ def repeated(
     if not past_calls or (TASK is not None and TASK() == -1):
         return None
     kept = [past for past in past_calls if past.method == method]
-    if not kept:
+    storages, generator, count = list(_storages(args, kwargs)), _generator(), len(kept)
+    if not kept or (TASK is None and (training.current() is not None or not any(p.has(storages) for p in kept))):
         return None
-    if TASK is None and (training.current() is not None or not _matching(kept, args, kwargs)):
-        return None
-    past = _find(kept, args, kwargs)
-    if past is None:
-        raise RuntimeError(
-            f"ddpfix: {type(module).__name__} is recomputed in backward, and {len(kept)} earlier calls could be the one"
-            " that it repeats.\n"
-            "Use checkpoint(..., preserve_rng_state=True), or checkpoint each layer instead of the whole stack.\n"
-            "DDPFIX_LAYERDROP=off trains without LayerDrop."
-        )
-    past.repeated = True
-    return past.base, past.step.replica
-
-
-def _find(kept: List[_Past], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[_Past]:
-    generator = _generator()
     rules: Tuple[Callable[[_Past], bool], ...] = (
-        lambda past: past in same_storage,
+        lambda past: past.has(storages),
         lambda past: past.generator == generator,
         lambda past: not past.repeated,
     )
-    same_storage = _matching(kept, args, kwargs)
     for rule in rules:
-        fitting = [past for past in kept if rule(past)]
-        if len(fitting) == 1:
-            return fitting[0]
         # A rule that fits no candidate is left out: the next one is applied to the same candidates.
-        kept = fitting or kept
-    return None
-
-
-def _matching(kept: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[_Past]:
-    mine = tuple((ref.cdata, offset) for ref, offset in _storages(args, kwargs))
-    return [past for past in kept if mine and tuple((r.cdata, o) for r, o in past.storages) == mine]
+        kept = [past for past in kept if rule(past)] or kept
+        if len(kept) == 1 and rule(kept[0]):
+            kept[0].repeated = True
+            return kept[0].base, kept[0].step.replica
+    raise RuntimeError(
+        f"ddpfix: {type(module).__name__} is recomputed in backward, and {count} earlier calls could be the one"
+        " that it repeats.\n"
+        "Use checkpoint(..., preserve_rng_state=True), or checkpoint each layer instead of the whole stack.\n"
+        "DDPFIX_LAYERDROP=off trains without LayerDrop."
+    )
 
 
 def _storages(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[Tuple[Any, int]]:
-    """(weak storage, offset) of every tensor argument. A weak storage's address is not used again while it is held."""
+    """(weak storage, offset) of every tensor argument."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, (tuple, list)):
             yield from _storages(tuple(value), {})

@@ -11,7 +11,7 @@ import ast
 import inspect
 import linecache
 import textwrap
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ddpfix.patching.site import PatchError
@@ -74,21 +74,15 @@ def _text(function: FunctionType) -> str:
 
 
 def _imports(function: FunctionType) -> Iterator[Iterable[str]]:
-    """Yield guesses of what the function's module imports: CPython 3.11 compiles ``module.call()`` differently."""
-    home, names = function.__globals__, function.__code__.co_names
-    yield [name for name in names if _is_foreign(home.get(name), function.__module__)]
+    """Yield guesses of what the function's file imports: CPython 3.11 compiles ``module.call()`` differently."""
+    yield ()
     try:
-        module = ast.parse("".join(linecache.getlines(function.__code__.co_filename, home)))
+        module = ast.parse("".join(linecache.getlines(function.__code__.co_filename, function.__globals__)))
     except (SyntaxError, ValueError, RecursionError):
         return
     found = (node for node in _outside(module) if isinstance(node, (ast.Import, ast.ImportFrom)))
     aliases = (alias for node in found for alias in node.names if alias.name != "*")
     yield dict.fromkeys((alias.asname or alias.name).partition(".")[0] for alias in aliases)
-
-
-def _is_foreign(value: Any, module: str) -> bool:
-    kinds = (ModuleType, type, FunctionType, BuiltinFunctionType)
-    return isinstance(value, ModuleType) or (isinstance(value, kinds) and getattr(value, "__module__", "") != module)
 
 
 def _outside(node: ast.AST) -> Iterator[ast.AST]:
@@ -171,12 +165,6 @@ def index_of(node: ast.Subscript) -> Any:
     return index.value if type(index).__name__ == "Index" else index
 
 
-def index_from(text: str) -> Any:
-    """Return what stands in the brackets of a subscript, from its text."""
-    parsed: Any = ast.parse(f"_[{text}]", mode="eval").body
-    return parsed.slice
-
-
 def stored(node: Any, parents: Dict[ast.AST, ast.AST]) -> Iterator[Tuple[str, Optional[ast.expr]]]:
     """Yield the names that a node gives a value, and the expression whose value it is, if it is one."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -204,13 +192,6 @@ def assigned(parents: Dict[ast.AST, ast.AST], name: ast.Name) -> Optional[ast.ex
     if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)):
         return parent.value
     return None
-
-
-def is_unit_interval(given: List[ast.expr], words: Any, low: str, high: str) -> bool:
-    """Return whether the bounds of a draw are 0 and 1, given or by default."""
-    found = [words.get(low), words.get(high)]
-    found[: len(given)] = given
-    return all(one is None or constant(one) == default for one, default in zip(found, (0.0, 1.0)))
 
 
 def constant(node: ast.AST) -> Optional[float]:

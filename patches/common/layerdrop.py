@@ -8,8 +8,8 @@ toolkit       who draws                                  put in place
 ============  =========================================  =================================================
 transformers  families, one number a layer               by ``in_modules``; models of a user's by ``at_wrap``
 fastNLP 1.0   BART and CPT, as transformers 4.11         the same
-FunASR        a layer for itself, ``MultiSequential``    by ``copied``; other layers by ``copied_at_wrap``
-ESPnet        the same; from 202506 on e_branchformer    by ``copied``
+FunASR        a layer for itself, ``MultiSequential``    by ``put``; other layers by ``at_wrap``
+ESPnet        the same; from 202506 on e_branchformer    by ``put``
 WeNet         a layer for itself, lists from 3.1.0 on    by ``wenet``; layers that scale by ``unscaled``
 SpeechBrain   encoders, one vector or number a forward   by ``put``
 torchaudio    ``Transformer``, one number a layer        by ``put``
@@ -20,25 +20,23 @@ any other     found when a model is wrapped              by ``in_any_model``, af
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
-from typing import Any, Callable, Optional
+from typing import Any
 
-from ddpfix.layerdrop import code_copy, cover, drawing, everywhere
+from ddpfix.layerdrop import cover, drawing, everywhere
 from ddpfix.patching.site import Site
 
 # From 4.46 on all layers of a model under FSDP run, because ranks might disagree; under ZeRO 3 they always have.
 FSDP_CHECK, ZERO3_CHECK = "is_fsdp_managed_module", "is_deepspeed_zero3_enabled"
-# Up to 4.36 a skipped layer leaves ``(None, None)``, and WavLM with ``output_attentions`` asks for a third entry.
-TRANSFORMERS = code_copy.Traits(checks=(FSDP_CHECK, ZERO3_CHECK), skipped_output=(None, None))
-# Of layers that drop their attention branch, and of WeNet's that scale their output up while they are skipped.
-_BRANCH, _SCALING = "attn_branch_drop_rate", "stochastic_depth_rate"
-_plain = everywhere.sharing(code_copy.Traits())
-_transformers = everywhere.sharing(TRANSFORMERS)
+# Of WeNet's layers, which scale their output up while they are skipped.
+_SCALING = "stochastic_depth_rate"
+_transformers = functools.partial(everywhere.share, checks=(FSDP_CHECK, ZERO3_CHECK))
 
 
 def put(site: Site, module: ModuleType, owner: Any) -> None:
     """Rank-synchronous decisions in the training forwards of wrapped models; or no layer is skipped."""
-    everywhere.put(site, owner, _plain)
+    everywhere.put(site, owner, everywhere.share)
 
 
 def in_modules(site: Site, module: ModuleType, owner: Any) -> None:
@@ -53,23 +51,13 @@ def at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
 
 def in_any_model(site: Site, module: ModuleType, owner: Any) -> None:
     """The same in models of any origin; a toolkit's whose own fix is switched off stay."""
-    everywhere.in_models(site, everywhere.unless_switched_off(site, _plain))
-
-
-def copied(site: Site, module: ModuleType, owner: Any) -> None:
-    """The same for encoders with layers copied from ESPnet, which may also drop their attention branch."""
-    everywhere.put(site, owner, _copied)
-
-
-def copied_at_wrap(site: Site, module: ModuleType, owner: Any) -> None:
-    """The same for layers of other classes, which are found when a model is wrapped."""
-    everywhere.in_models(site, _copied)
+    everywhere.in_models(site, everywhere.unless_switched_off(site, everywhere.share))
 
 
 def wenet(site: Site, module: ModuleType, owner: Any) -> None:
     """The same for WeNet's, all of which draw from torch's global CPU generator."""
-    copied(site, module, owner)
-    copied_at_wrap(site, module, owner)
+    put(site, module, owner)
+    at_wrap(site, module, owner)
     unscaled(site, module, owner)
 
 
@@ -77,25 +65,5 @@ def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
     """Have layers of WeNet 3.1.0 and later, which their list skips, run as at rate 0 where none is skipped."""
     forward = vars(owner).get("forward")
     scales = forward is not None and _SCALING in forward.__code__.co_names
-    if everywhere.is_off(site) and scales and drawing.drawing_method(owner) != "forward":
+    if everywhere.is_off(site) and scales and drawing.drawing_methods(owner)[:1] != ("forward",):
         cover.never_skip(site, owner, "forward", (_SCALING,))
-
-
-def _copied(site: Site, owner: type, examined: bool) -> None:
-    everywhere.share(site, owner, examined, rate=_rate_of(owner))
-
-
-def _rate_of(owner: type) -> Optional[Callable[[Any], float]]:
-    """Return a function that gives a layer's rate in force, if the forward reads a branch's rate; None otherwise."""
-    names = [path[-1] for path in drawing.rate_paths(owner, drawing.drawing_method(owner) or "")]
-    if _BRANCH not in names:
-        return None
-    others = [name for name in names if name != _BRANCH]
-
-    def rate(layer: Any) -> float:
-        # The attention branch is dropped only where a learned average joins it with the other one.
-        joined = layer.use_two_branches and layer.merge_method == "learned_ave"
-        own = [float(getattr(layer, name)) for name in others]
-        return max([*own, float(getattr(layer, _BRANCH)) if joined else 0.0])
-
-    return rate

@@ -123,9 +123,8 @@ def _path_in(owner: type) -> Tuple[str, ...]:
     for level in owner.__mro__:
         if level in cover.COVERED:
             return cover.COVERED[level].path
-        method = drawing.drawing_method(level)
-        if method is not None:
-            return next(iter(drawing.rate_paths(level, method)), ())
+        if drawing.drawing_methods(level):
+            return next(iter(drawing.rate_paths(level)), ())
     return ()
 
 

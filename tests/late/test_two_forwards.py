@@ -138,12 +138,12 @@ def test_buffers_that_share_a_version_are_hidden_together_or_not(model: Any) -> 
     shared = [whole[:2], whole[2:]]
     model.module.register_buffer("one", shared[0])
     model.module.register_buffer("other", shared[1])
-    writes = buffers.Writes(model, frozenset())
+    held = buffers.held(model, frozenset())
     before = whole._version
     with torch.no_grad():
         shared[0].copy_(torch.zeros(2))
         shared[1].copy_(torch.ones(2))
-    writes.hide()
+    buffers.hide(held)
     assert whole._version == before + 2
 
 
@@ -155,7 +155,7 @@ def test_however_many_buffers_there_are_the_host_waits_once(
     for number in range(12):
         model.module.register_buffer(f"buffer_{number}", torch.full((4,), float("nan") if number == 5 else 1.0))
     monkeypatch.setattr(buffers.private, "sends_buffers", lambda wrapper: sends)
-    writes = buffers.Writes(model, frozenset())
+    held = buffers.held(model, frozenset())
     before = versions(model)
     with torch.no_grad():
         for buffer in model.module.buffers():
@@ -163,7 +163,7 @@ def test_however_many_buffers_there_are_the_host_waits_once(
         if not sends:
             model.module.buffer_7.add_(1)
     with host_reads.counted() as found:
-        writes.hide()
+        buffers.hide(held)
     assert sum(found.values()) == reads
     # The table comes first.
     changed = [number for number, pair in enumerate(zip(before, versions(model))) if pair[0] != pair[1]]

@@ -19,6 +19,7 @@ from ddpfix.patching.site import Site
 from tests.support import zoo
 from tests.support.decided import decided
 
+pytestmark = pytest.mark.patches("transformers.layerdrop")
 ENTRIES = [entry for entry in zoo.ZOO if entry.available()]
 # Where the unpatched family itself fails in some patterns of skips, there is nothing to compare with.
 SURVIVING = [entry for entry in ENTRIES if entry.survives()]
@@ -71,7 +72,6 @@ def seed_everything() -> None:
     random.seed(7)
 
 
-@pytest.mark.patches("transformers.layerdrop")
 def test_every_class_that_draws_is_covered(site: Site) -> None:
     missed = []
     for module_name, classes in zoo.drawing_classes().items():
@@ -85,7 +85,6 @@ def test_every_class_that_draws_is_covered(site: Site) -> None:
     assert not missed, f"these classes skip layers and are not covered: {missed}"
 
 
-@pytest.mark.patches("transformers.layerdrop")
 @named(SURVIVING)
 def test_equals_stock_with_the_same_decisions(
     entry: zoo.TinyModel, site: Site, monkeypatch: pytest.MonkeyPatch
@@ -123,15 +122,17 @@ def reference(entry: zoo.TinyModel, site: Site, decisions: List[bool]) -> Tuple[
         layerdrop.in_modules(site, importlib.import_module(entry.module()), None)
 
 
-@pytest.mark.patches("transformers.layerdrop")
 @named(SURVIVING)
 def test_generators_advance_as_unpatched(entry: zoo.TinyModel, site: Site) -> None:
+    """Within the forward of a wrapped model, and outside of one, where the toolkit decides."""
     model = entry.build()
     batch = entry.batch()
     seed_everything()
-    model(**batch)
+    loss = entry.loss(model(**batch))
     expected = states()
     layerdrop.in_modules(site, importlib.import_module(entry.module()), None)
+    seed_everything()
+    assert torch.equal(entry.loss(model(**batch)), loss) and states() == expected
     seed_everything()
     with training.step(training.Replica(model, 3)) as step:
         model(**batch)
@@ -139,19 +140,6 @@ def test_generators_advance_as_unpatched(entry: zoo.TinyModel, site: Site) -> No
     assert states() == expected
 
 
-@pytest.mark.patches("transformers.layerdrop")
-@named(SURVIVING)
-def test_outside_of_a_wrapped_model_the_toolkit_decides(entry: zoo.TinyModel, site: Site) -> None:
-    model = entry.build()
-    batch = entry.batch()
-    seed_everything()
-    expected = entry.loss(model(**batch))
-    layerdrop.in_modules(site, importlib.import_module(entry.module()), None)
-    seed_everything()
-    assert torch.equal(entry.loss(model(**batch)), expected)
-
-
-@pytest.mark.patches("transformers.layerdrop")
 @named(ENTRIES)
 def test_off_never_skips(entry: zoo.TinyModel, site: Site) -> None:
     site.settings = {"layerdrop": "off"}
@@ -165,24 +153,17 @@ def test_off_never_skips(entry: zoo.TinyModel, site: Site) -> None:
     assert all(torch.equal(loss, kept) for loss in losses)
 
 
-@pytest.mark.patches("transformers.layerdrop")
 @named(ENTRIES)
-def test_the_rate_is_found(entry: zoo.TinyModel, site: Site) -> None:
-    model = covered(site, entry)
-    rates = {type(module).__name__: rate for _, module, rate in cover.active(model)}
-    assert rates == dict.fromkeys(entry.drawing(), 0.5)
-    zoo.set_rate(model, 0.0)
-    assert cover.active(model) == []
-
-
-@pytest.mark.patches("transformers.layerdrop")
-@named(ENTRIES)
-def test_undo_leaves_the_original_forward(entry: zoo.TinyModel, site: Site) -> None:
+def test_the_rate_is_found_and_undo_leaves_the_original_forward(entry: zoo.TinyModel, site: Site) -> None:
     module = importlib.import_module(entry.module())
     before = {name: vars(getattr(module, name)).get("forward") for name in entry.drawing()}
     names = set(vars(module))
-    layerdrop.in_modules(site, module, None)
+    model = covered(site, entry)
     assert all(vars(getattr(module, name)).get("forward") is not before[name] for name in before)
+    rates = {type(each).__name__: rate for _, each, rate in cover.active(model)}
+    assert rates == dict.fromkeys(entry.drawing(), 0.5)
+    zoo.set_rate(model, 0.0)
+    assert cover.active(model) == []
     site.undo()
     assert all(vars(getattr(module, name)).get("forward") is before[name] for name in before)
     assert set(vars(module)) == names

@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 from ddpfix.layerdrop import cover, everywhere, training
-from ddpfix.layerdrop.code_copy import Traits
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
 
 pytestmark = pytest.mark.patches("torch.flag", "transformers.layerdrop")
-SHARE = everywhere.sharing(Traits())
+SHARE = everywhere.share
 
 
 class Encoder(nn.Module):

@@ -20,6 +20,7 @@ from ddpfix.layerdrop import training
 from ddpfix.patching.site import Site
 from tests.support import zoo
 
+pytestmark = pytest.mark.patches("transformers.layerdrop")
 ENTRY = zoo.tiny_model("wav2vec2-stable")
 KINDS = pytest.mark.parametrize("reentrant", (True, False), ids=("reentrant", "non-reentrant"))
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -98,7 +99,6 @@ def compare(plain: Whole, kept: Whole, steps: int = 6) -> None:
     assert len(patterns) > 1
 
 
-@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 @pytest.mark.parametrize("preserve", (True, False))
 def test_around_the_encoder(reentrant: bool, preserve: bool) -> None:
@@ -119,7 +119,6 @@ def test_around_the_encoder(reentrant: bool, preserve: bool) -> None:
     compare(plain, kept)
 
 
-@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_encoder_called_twice_with_the_same_input(reentrant: bool) -> None:
     def twice(one: Body) -> Callable[[nn.Module], torch.Tensor]:
@@ -132,7 +131,6 @@ def test_encoder_called_twice_with_the_same_input(reentrant: bool) -> None:
     compare(twice(call), twice(lambda m, h: checkpoint(call, m, h, use_reentrant=reentrant)))
 
 
-@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_region_that_begins_before_the_encoder(reentrant: bool) -> None:
     """What comes into the encoder is recomputed too, so its storage is another one."""
@@ -146,7 +144,6 @@ def test_region_that_begins_before_the_encoder(reentrant: bool) -> None:
     )
 
 
-@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_two_forwards_before_their_backwards(reentrant: bool) -> None:
     def losses(run: Run, one: Body) -> Dict[str, torch.Tensor]:
@@ -167,7 +164,6 @@ def test_two_forwards_before_their_backwards(reentrant: bool) -> None:
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_the_same_tensor_in_every_step(reentrant: bool) -> None:
     """A batch that is used again and again has the same storage in all steps."""
@@ -175,7 +171,6 @@ def test_the_same_tensor_in_every_step(reentrant: bool) -> None:
     compare(lambda model: call(model, states), lambda model: checkpoint(call, model, states, use_reentrant=reentrant))
 
 
-@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_recomputing_does_not_count(reentrant: bool) -> None:
     run = Run()
@@ -185,7 +180,6 @@ def test_recomputing_does_not_count(reentrant: bool) -> None:
     assert all(len({skip.call for skip in skips}) <= 1 for skips in run.skips)
 
 
-@pytest.mark.patches("transformers.layerdrop")
 def test_an_ambiguous_recomputation_is_refused() -> None:
     """Twice the same input, no generator state kept and no dropout: the two calls cannot be distinguished."""
     run = Run()
@@ -212,7 +206,6 @@ def enable(model: Any, reentrant: bool) -> None:
         pytest.skip("this release of transformers checkpoints with the reentrant kind only")
 
 
-@pytest.mark.patches("transformers.layerdrop")
 @KINDS
 def test_layers_checkpointed_by_transformers(reentrant: bool) -> None:
     entry = zoo.tiny_model("bart")

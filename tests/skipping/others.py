@@ -9,7 +9,8 @@ import numpy
 import torch
 from torch import nn
 
-from tests.skipping.shapes import LAYERS, Encoder, step, written
+from tests.skipping.shapes import LAYERS, Encoder, step
+from tests.support.written import written
 
 
 class Whole(Encoder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import random
 from typing import Any, Dict, Iterator, List, Tuple, cast
 
@@ -10,6 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from tests.support.written import written
 
 LAYERS = 6
 coin = random.random
@@ -20,16 +21,12 @@ class Encoder(nn.Module):
 
     def __init__(self, rate: float = 0.5) -> None:
         super().__init__()
-        self.rate = rate
+        self.rate = self.layerdrop = rate
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(LAYERS))
 
 
 def step(layer: Any, x: torch.Tensor) -> torch.Tensor:
     return x + torch.tanh(layer(x))
-
-
-def drops(rate: float, training: bool = True) -> bool:
-    return training and random.random() < rate
 
 
 class Rates(Encoder):
@@ -44,14 +41,6 @@ class Dictionary(Encoder):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleDict({f"layer{index}": nn.Linear(4, 4) for index in range(LAYERS)})  # type: ignore
-
-
-class Methods(Encoder):
-    """What draws is a method."""
-
-    def draw(self) -> Any:
-        """A number for a layer."""
-        return torch.rand(1).item()
 
 
 # The loop that most of them have. By the class: what stands before it, the condition on which a layer is left out, what
@@ -80,42 +69,16 @@ LOOPS: Dict[str, Tuple[str, ...]] = {
         "keep = np.random.rand(len(self.layers)) if self.rate > 0 else None",
         "not (not self.training or keep is None or keep[i] > self.rate)",
     ),
-    "Mask": ("keep = torch.rand(LAYERS) >= self.rate", "not (keep[i] or not self.training)"),
-    "Depth": ("", "self.training and random.random() < self.rate * (i + 1) / len(self.layers)"),
-    "Function": ("", "drops(self.rate, self.training)"),
+    "Mask": ("keep = torch.rand(LAYERS) >= self.layerdrop", "not (keep[i] or not self.training)"),
     "ByData": ("", "self.training and torch.rand(1) < x.abs().mean()"),
-    # The first layer has another turn before the loop.
-    "ListedTruths": (
-        "dropped = [self.training and coin() < self.rate for _ in range(LAYERS)]",
-        "drop",
-        "layer, drop in zip(self.layers, dropped)",
-    ),
-    # The first layer always runs.
-    "ZippedRates": (
-        "",
-        "self.training and torch.rand(1).item() < rate",
-        "layer, rate in zip(self.layers, self.rates)",
-        "Rates",
-    ),
     "IndexedRates": ("", "self.training and self.rates[i] > 0 and random.random() < self.rates[i]", EACH, "Rates"),
-    "Drawn": ("", "self.training and self.draw() < self.rate", EACH, "Methods"),
     "Kept": (
-        "kept = [layer for layer in self.layers if not self.training or random.random() >= self.rate]",
+        "kept = [layer for layer in self.layers if not self.training or random.random() >= self.layerdrop]",
         "False",
         "layer in kept",
     ),
-    "SampledLayers": ("", "False", "layer in random.sample(list(self.layers), 3)"),
-    # The first layers only, as many as are drawn.
     "Items": ("", "self.training and random.random() < self.rate", "_, layer in self.layers.items()", "Dictionary"),
 }
-
-
-def written(name: str, text: str, scope: Dict[str, Any]) -> type:
-    """A class from its text, whose source is where that of any file is looked for."""
-    file = f"{scope['__file__']}:{name}"
-    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    exec(compile(text, file, "exec"), scope)
-    return cast(type, scope[name])
 
 
 def loop(name: str, before: str, condition: str, turn: str = EACH, base: str = "Encoder") -> type:
@@ -166,20 +129,6 @@ class Vector(Encoder):
             if self.training and draws[i].item() < self.rate:
                 continue
             x = step(self.layers[i], x)
-        return x
-
-
-class Runs(Encoder):
-    """The helper has the layer, and calls it or not."""
-
-    def run(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        if self.training and torch.rand(1).item() < self.rate:
-            return x
-        return step(layer, x)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = self.run(layer, x)
         return x
 
 
@@ -257,7 +206,7 @@ class While(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         index = 0
         while index < len(self.layers):
-            if not self.training or random.random() >= self.rate:
+            if not self.training or random.random() >= self.layerdrop:
                 x = step(self.layers[index], x)
             index += 1
         return x
@@ -279,16 +228,6 @@ class Conditional(Encoder):
         return x
 
 
-class Unrolled(Encoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.layers[0](x)
-        if not self.training or random.random() >= self.rate:
-            x = step(self.layers[1], x)
-        if not self.training or random.random() >= self.rate:
-            x = step(self.layers[2], x)
-        return x
-
-
 class TensorRate(Encoder):
     """A rate in a buffer, which is on a device."""
 
@@ -300,18 +239,6 @@ class TensorRate(Encoder):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             if self.training and torch.rand([]) < self.rate:
-                continue
-            x = step(layer, x)
-        return x
-
-
-class Private(Encoder):
-    def __drops(self) -> bool:
-        return self.training and random.random() < self.rate
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if self.__drops():
                 continue
             x = step(layer, x)
         return x
@@ -385,8 +312,8 @@ class CountedList(Encoder):
 
 ALL: Tuple[type, ...] = (
     *OF_LOOPS,
-    *(Item, Numpy, NumpyGenerator, Vector, Runs, Elsewhere, Blocks, Arounds, Listed, While, Checkpointed),
-    *(Conditional, Unrolled, TensorRate, Private, Bookkeeping, WithoutAModule, ClosedRate),
+    *(Item, Numpy, NumpyGenerator, Vector, Elsewhere, Blocks, Arounds, Listed, While, Checkpointed),
+    *(Conditional, TensorRate, Bookkeeping, WithoutAModule, ClosedRate),
     CountedList,
 )
 

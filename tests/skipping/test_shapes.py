@@ -14,20 +14,14 @@ from tests.skipping.launch import Scenario
 pytestmark = pytest.mark.patches("torch.layerdrop")
 # What cannot be proved, with the reason that is given; all others are shared.
 NOT_UNIFORM = "ddpfix cannot prove that it draws one uniform number for each layer"
-ELSEWHERE = "it draws in another function"
+OTHER = "it compares the number that it draws with something other than a rate of the module"
 NAMED = {
     "Mask": NOT_UNIFORM,
-    "ListedTruths": NOT_UNIFORM,
-    "Function": ELSEWHERE,
-    "Drawn": ELSEWHERE,
-    "Runs": ELSEWHERE,
-    "Kept": "it draws the layers themselves",
-    "While": "it counts the layers in a while loop",
-    "Unrolled": "it skips a single layer outside of a loop",
-    "SampledLayers": "it draws the layers themselves",
-    "ByData": "it compares the number that it draws with something other than a rate of the module",
+    "Kept": NOT_UNIFORM,
+    "While": NOT_UNIFORM,
+    "Survival": OTHER,
+    "ByData": OTHER,
     "TensorRate": "its rate, self.rate, is a tensor",
-    "Private": ELSEWHERE,
     "Bookkeeping": "it compares the number that it draws a second time",
     "ClosedRate": "its rate, self.schedule, is a property",
     "CountedList": "its layers, self.blocks, are a property",

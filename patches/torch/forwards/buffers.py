@@ -57,11 +57,7 @@ class _Forward:
     """A forward that waits for its backward, with its training normalizations; the graph alone keeps it alive."""
 
     def __init__(self, statistics: FrozenSet[int]) -> None:
-        self.statistics = statistics
-        self.waits = True
-
-    def reached(self, *gradients: Any) -> None:
-        self.waits = False
+        self.statistics, self.waits = statistics, True
 
 
 class Forwards:
@@ -75,7 +71,7 @@ class Forwards:
         """Called after a forward with gradients enabled."""
         nodes = [tensor.grad_fn for tensor in ddp.tensors(output) if tensor.grad_fn is not None]
         if nodes:
-            forward = _Forward(self._in_training())
+            forward = _Forward(frozenset(id(norm) for norm in self._alive() if norm.training))
             self._begun.add(forward)
             for node in nodes:
                 node.register_hook(functools.partial(_reached, forward))
@@ -86,12 +82,11 @@ class Forwards:
     def unread(self, forwards: List[_Forward]) -> FrozenSet[int]:
         """Return the ids of buffers that no backward of these forwards reads, whatever their values."""
         ids = frozenset.intersection(*(forward.statistics for forward in forwards))
-        norms = [norm for norm in (ref() for ref in self._norms) if norm is not None and id(norm) in ids]
+        norms = [norm for norm in self._alive() if id(norm) in ids]
         return frozenset(id(buffer) for norm in norms for buffer in tensors.buffers_in(norm).values())
 
-    def _in_training(self) -> FrozenSet[int]:
-        norms = [norm for norm in (ref() for ref in self._norms) if norm is not None]
-        return frozenset(id(norm) for norm in norms if norm.training)
+    def _alive(self) -> List[Any]:
+        return [norm for norm in (ref() for ref in self._norms) if norm is not None]
 
 
 def _keeps_statistics(module: Any) -> bool:
@@ -107,7 +102,7 @@ FORWARDS: ddp.Slot[Forwards] = ddp.Slot()
 
 def _reached(forward: _Forward, *gradients: Any) -> None:
     """Called after a node of the forward has run in a backward."""
-    forward.reached()
+    forward.waits = False
 
 
 def _hidden(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,9 +112,9 @@ def _hidden(original: Callable[..., Any]) -> Callable[..., Any]:
         waiting = [] if forwards is None else forwards.waiting()
         if forwards is None or not waiting or hasattr(self, "buffer_hook"):
             return original(self)
-        writes = Writes(self, forwards.unread(waiting))
+        before = held(self, forwards.unread(waiting))
         result = original(self)
-        writes.hide()
+        hide(before)
         text = (
             f"{type(self.module).__name__} runs a forward before the backward of an earlier one. Where no gradient"
             " depends on a buffer, ddpfix hides DDP's broadcast into it from autograd"
@@ -130,29 +125,30 @@ def _hidden(original: Callable[..., Any]) -> Callable[..., Any]:
     return _sync_buffers
 
 
-class Writes:
-    """The buffers of a model in front of a broadcast; no backward reads those whose ids are ``unread``."""
+def held(wrapper: Any, unread: FrozenSet[int]) -> List[Tuple[Any, int, Any]]:
+    """(buffer, version, value) of the buffers of a model in front of a broadcast; None for a value that cannot count.
 
-    def __init__(self, wrapper: Any, unread: FrozenSet[int]) -> None:
-        # The rank whose buffers are broadcast writes what they hold.
-        keeps = private.sends_buffers(wrapper)
-        held = [buffer for buffer in wrapper.module.buffers() if not buffer.is_inference()]
-        self._held: List[Tuple[Any, int, Any]] = [
-            (buffer, tensors.version(buffer), None if keeps or id(buffer) in unread else buffer.detach().clone())
-            for buffer in held
-        ]
+    Args:
+        unread: the ids of those that no backward reads.
+    """
+    # The rank whose buffers are broadcast writes what they hold.
+    keeps = private.sends_buffers(wrapper)
+    return [
+        (buffer, tensors.version(buffer), None if keeps or id(buffer) in unread else buffer.detach().clone())
+        for buffer in wrapper.module.buffers()
+        if not buffer.is_inference()
+    ]
 
-    def hide(self) -> None:
-        """Give buffers that no backward will miss the version that they had."""
-        same = _equal([(buffer, before) for buffer, _, before in self._held if before is not None])
-        hidden = [each for each in self._held if each[2] is None or id(each[0]) in same]
-        shown = [(buffer, tensors.version(buffer)) for buffer, _, _ in self._held if not _among(buffer, hidden)]
-        for buffer, version, _ in hidden:
+
+def hide(held: List[Tuple[Any, int, Any]]) -> None:
+    """Give buffers that no backward will miss the version that they had."""
+    same = _equal([(buffer, before) for buffer, _, before in held if before is not None])
+    hidden = {id(buffer) for buffer, _, before in held if before is None or id(buffer) in same}
+    shown = [(buffer, tensors.version(buffer)) for buffer, _, _ in held if id(buffer) not in hidden]
+    for buffer, version in [*((each[0], each[1]) for each in held if id(each[0]) in hidden), *shown]:
+        # A view shares its version with others, so that one which stays is given its own again.
+        if tensors.version(buffer) != version:
             tensors.set_version(buffer, version)
-        for buffer, version in shown:
-            # A view shares its version with others.
-            if tensors.version(buffer) != version:
-                tensors.set_version(buffer, version)
 
 
 def _equal(pairs: List[Tuple[Any, Any]]) -> Set[int]:
@@ -167,7 +163,3 @@ def _equal(pairs: List[Tuple[Any, Any]]) -> Set[int]:
         answers = torch.stack([equal for _, equal in compared]).tolist()
         found.update(number for (number, _), equal in zip(compared, answers) if equal)
     return found
-
-
-def _among(buffer: Any, held: List[Tuple[Any, int, Any]]) -> bool:
-    return any(buffer is other for other, _, _ in held)

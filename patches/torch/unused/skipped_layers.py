@@ -97,7 +97,7 @@ def _places(module: Any) -> Dict[int, int]:
 
 
 def layers_of(name: str, module: Any) -> List[Tuple[Layer, Any]]:
-    """Return the layers for which a module draws, as skips name them (see :class:`ddpfix.layerdrop.call.StepCall`)."""
+    """Return the layers for which a module draws, as skips name them (see :class:`ddpfix.layerdrop.call.Call`)."""
     layers = call.listed(module)
     if layers is not None:
         # By index: iterating over a list of layers may make it draw for them (torchaudio, WeNet 3.1).
