@@ -156,66 +156,66 @@ def peer_ends_early(rank):
         raise SystemExit(0)
 
 
-@program(slow=True, may=("rank 1 .*",))
-def context_manager_of_its_own(rank, size):
-    peer_ends_early(rank)
+def context_manager(reduced):
     kept = Kept()
     with kept:
-        dist.all_reduce(one(rank))
-    return str(kept.failure), fit(net(), rank)
+        reduced()
+    return kept.failure
 
 
-@program(slow=True, may=("rank 1 .*",))
-def exit_stack(rank, size):
-    peer_ends_early(rank)
+def exit_stack(reduced):
+    failures = []
     with contextlib.ExitStack() as stack:
-        stack.push(lambda kind, value, trace: kind is not None)
-        dist.all_reduce(one(rank))
-    return fit(net(), rank)
+        stack.push(lambda kind, value, trace: failures.append(kind) or kind is not None)
+        reduced()
+    return failures[0]
 
 
-@program(slow=True, may=("rank 1 .*",))
-def try_two_frames_up(rank, size):
-    def inner():
-        dist.all_reduce(one(rank))
-
+def try_two_frames_up(reduced):
     def middle():
-        inner()
+        reduced()
 
-    peer_ends_early(rank)
     try:
         middle()
-    except RuntimeError:
-        return fit(net(), rank)
-    return "not reached"
+    except RuntimeError as failure:
+        return type(failure)
+    return None
 
 
-@program(slow=True, may=("rank 1 .*",))
-def asyncio_gather_returns_exceptions(rank, size):
-    async def reduced():
-        dist.all_reduce(one(rank))
+def asyncio_gather(reduced):
+    async def one_of_two():
+        reduced()
 
     async def both():
-        return await asyncio.gather(reduced(), asyncio.sleep(0.1, "slept"), return_exceptions=True)
+        return await asyncio.gather(one_of_two(), asyncio.sleep(0.1, "slept"), return_exceptions=True)
 
-    peer_ends_early(rank)
-    first, second = asyncio.run(both())
-    return isinstance(first, RuntimeError), second
+    return type(asyncio.run(both())[0])
 
 
-@program(slow=True, may=("rank 1 .*",))
-def future_that_fails(rank, size):
-    peer_ends_early(rank)
+def future(reduced):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        failure = pool.submit(dist.all_reduce, one(rank)).exception()
-    return isinstance(failure, RuntimeError)
+        return type(pool.submit(reduced).exception())
 
 
-for each in ("excepthook_saves", "atexit_saves"):
-    script("ended", each, slow=True, codes=(1, 0), may=("rank 1 .*",))
-for each in ("watchdog_saves", "unittest_goes_on", "console_goes_on"):
-    script("ended", each, slow=True, may=("rank 1 .*",))
-script("ended", "thread_trains_after_main", slow=True)
-script("ended", "upload_before_the_barrier", slow=True)
-script("ended", "signal_handler_waits", slow=True)
+def dealing(deals):
+    """Make a program that deals with the error of a collective, and trains on."""
+
+    def run(rank, size):
+        peer_ends_early(rank)
+        return str(deals(lambda: dist.all_reduce(one(rank)))), fit(net(), rank)
+
+    run.__name__ = f"{deals.__name__}_deals_with_it"
+    return program(slow=True, may=("rank 1 .*",))(run)
+
+
+WAYS = (context_manager, exit_stack, try_two_frames_up, asyncio_gather, future)
+globals().update({f"{deals.__name__}_deals_with_it": dealing(deals) for deals in WAYS})
+
+
+for each in ("excepthook_saves", "atexit_saves", "unittest_goes_on", "console_goes_on"):
+    codes = (1, 0) if each.endswith("saves") else ()
+    script("ended", "peer_is_gone", variant=each, arguments=(each,), slow=True, codes=codes, may=("rank 1 .*",))
+script("ended", "watchdog_saves", slow=True, may=("rank 1 .*",))
+for each in ("thread_trains_after_main", "upload_before_the_barrier", "signal_handler_waits"):
+    script("ended", each, slow=True)
 script("ended", "workers_of_torchrun", slow=True, launcher="torchrun", ranks=3)

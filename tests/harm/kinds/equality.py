@@ -195,29 +195,17 @@ class Noted(Net):
         Noted.seen.append(("get", name))
         return super().__getattr__(name)
 
-    def named_modules(self, *args, **kwargs):
-        Noted.seen.append(("call", "named_modules"))
-        return super().named_modules(*args, **kwargs)
 
-    def named_parameters(self, *args, **kwargs):
-        Noted.seen.append(("call", "named_parameters"))
-        return super().named_parameters(*args, **kwargs)
+def noted(name):
+    def method(self, *args, **kwargs):
+        Noted.seen.append(("call", name))
+        return getattr(super(Noted, self), name)(*args, **kwargs)
 
-    def named_children(self):
-        Noted.seen.append(("call", "named_children"))
-        return super().named_children()
+    return method
 
-    def modules(self):
-        Noted.seen.append(("call", "modules"))
-        return super().modules()
 
-    def parameters(self, recurse=True):
-        Noted.seen.append(("call", "parameters"))
-        return super().parameters(recurse)
-
-    def children(self):
-        Noted.seen.append(("call", "children"))
-        return super().children()
+for each in ("named_modules", "named_parameters", "named_children", "modules", "parameters", "children"):
+    setattr(Noted, each, noted(each))
 
 
 def attributes_of_a_module_that_are_counted(rank, size):

@@ -25,38 +25,22 @@ def exit_that_is_caught(rank, size):
     return state(fitted(rank))
 
 
-def step_that_is_tried_again(rank, size):
-    wrapped, tries = DDP(net()), 0
-    for turn in range(4):
-        try:
-            if rank == 0 and turn % 2:
-                raise MemoryError("no room for this batch")
-        except MemoryError:
-            tries += 1
-        fit(wrapped, rank, steps=2, other=True)
-    return tries, state(wrapped)
+def no_room(rank):
+    if rank == 0:
+        raise MemoryError("no room for this batch")
 
 
-def interrupt_that_is_caught(rank, size):
-    wrapped = DDP(net())
-    with contextlib.suppress(KeyboardInterrupt):
-        fit(wrapped, rank, other=True)
-        raise KeyboardInterrupt
-    return state(wrapped)
+def interrupted(rank):
+    raise KeyboardInterrupt
 
 
-def warnings_as_errors(rank, size):
-    wrapped = DDP(net())
+def warned_of(rank):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        try:
-            warnings.warn("slow", stacklevel=1)
-        except UserWarning:
-            fit(wrapped, rank, other=True)
-    return state(wrapped)
+        warnings.warn("slow", stacklevel=1)
 
 
-def thread_that_fails(rank, size):
+def thread_fails(rank):
     """A logger's thread dies; the training does not mind."""
     seen = []
     threading.excepthook = lambda about: seen.append(about.exc_type.__name__)
@@ -64,29 +48,56 @@ def thread_that_fails(rank, size):
     worker.start()
     worker.join()
     threading.excepthook = threading.__excepthook__
-    wrapped = fitted(rank)
-    return seen, state(wrapped)
+    return seen
 
 
-def child_that_fails(rank, size):
-    codes = [subprocess.call([sys.executable, "-c", f"import sys; sys.exit({code})"]) for code in (1, 0)]
-    wrapped = fitted(rank)
-    return codes, state(wrapped)
+def children_fail(rank):
+    return [subprocess.call([sys.executable, "-c", f"import sys; sys.exit({code})"]) for code in (1, 0)]
 
 
-def loader_that_raises_at_its_end(rank, size):
+def loader_ends_with_an_error(rank):
     def numbers():
         yield from range(5)
         raise RuntimeError("end of file")
 
-    wrapped, count = DDP(net()), 0
-    try:
-        for _ in numbers():
-            fit(wrapped, rank, steps=1, other=True)
-            count += 1
-    except RuntimeError:
-        pass
-    return count, state(wrapped)
+    return list(numbers())
+
+
+def generator_is_left(rank):
+    closed = []
+
+    def lines():
+        try:
+            yield from range(10)
+        finally:
+            closed.append(True)
+
+    for number in lines():
+        if number == 3:
+            break
+    return closed
+
+
+MISHAPS = (
+    *(no_room, interrupted, warned_of, thread_fails, children_fail, loader_ends_with_an_error, generator_is_left),
+    # The loss of one batch needs no gradient; collectives refuse what they are given.
+    lambda rank: torch.zeros(()).backward(),
+    lambda rank: dist.all_reduce("text"),
+    lambda rank: dist.broadcast(torch.ones(1), src=9),
+)
+
+
+@program(sample=True)
+def mishaps_that_the_program_deals_with(rank, size):
+    wrapped, found = DDP(net()), []
+    for mishap in MISHAPS:
+        try:
+            found.append(mishap(rank))
+        except BaseException as failure:
+            found.append(type(failure).__name__)
+        fit(wrapped, rank, steps=2, other=True)
+        dist.barrier()
+    return found, state(wrapped)
 
 
 def loss_that_is_not_finite(rank, size):
@@ -102,45 +113,6 @@ def loss_that_is_not_finite(rank, size):
         except RuntimeError:
             skipped += 1
     return skipped, state(wrapped)
-
-
-def backward_that_fails_and_is_dropped(rank, size):
-    """The loss of one batch needs no gradient; all ranks see that and go on."""
-    wrapped, failures = DDP(net()), 0
-    for _ in range(3):
-        try:
-            torch.zeros(()).backward()
-        except RuntimeError:
-            failures += 1
-        fit(wrapped, rank, steps=2, other=True)
-    return failures, state(wrapped)
-
-
-def collective_refused_and_caught(rank, size):
-    failures = 0
-    for bad in (lambda: dist.all_reduce("text"), lambda: dist.broadcast(torch.ones(1), src=9)):
-        try:
-            bad()
-        except Exception:
-            failures += 1
-    dist.barrier()
-    return failures, fit(DDP(net()), rank, other=True)
-
-
-def early_end_of_a_generator(rank, size):
-    closed = []
-
-    def lines():
-        try:
-            yield from range(10)
-        finally:
-            closed.append(True)
-
-    for number in lines():
-        if number == 3:
-            break
-    wrapped = fitted(rank)
-    return closed, state(wrapped)
 
 
 def error_kept_for_later(rank, size):
@@ -178,16 +150,10 @@ def timeout_of_an_alarm(rank, size):
 
 
 for each in (
-    "arguments_refused",
-    "console_cell_raises",
-    "exit_code_zero_by_system_exit",
-    "exit_from_a_thread",
-    "interactive_session",
-    "interrupted_and_saved",
-    "own_excepthook_is_called",
-    "stops_by_os_exit",
-    "unittest_with_a_failure",
+    *("console_cell_raises", "exit_code_zero_by_system_exit", "exit_from_a_thread", "interactive_session"),
+    *("interrupted_and_saved", "own_excepthook_is_called", "stops_by_os_exit", "unittest_with_a_failure"),
 ):
-    script("failures", each, sample=each == "arguments_refused")
+    script("failures", "a_good_end", variant=each, arguments=(each,))
+script("failures", "arguments_refused", sample=True)
 script("failures", "retried_in_a_spawned_worker", ranks=1)
 script("failures", "arguments_refused", variant="torchrun", launcher="torchrun")

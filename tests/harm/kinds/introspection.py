@@ -1,5 +1,6 @@
 """Programs that look at torch or count its calls: they find torch as it is."""
 
+import contextlib
 import functools
 import inspect
 import io
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from torch.utils.data import DataLoader
 
-from tests.harm.made import batches, fit, fitted, net, state, steps
+from tests.harm.made import batches, fit, fitted, net, state, stepped, steps
 from tests.harm.program import program
 
 CALLS = {
@@ -69,29 +70,20 @@ def _without_places(described):
     return re.sub(r" at 0x[0-9a-f]+", "", str(described))
 
 
+LOOKS = {
+    "signature": lambda each: _without_places(inspect.signature(each)),
+    "full argument spec": lambda each: _without_places(inspect.getfullargspec(each)),
+    "type hints": lambda each: sorted(map(str, typing.get_type_hints(each).items())),
+    "names": lambda each: [each.__module__, each.__qualname__, each.__doc__, inspect.isfunction(each)],
+    "source": inspect.getsource,
+}
+
+
 @program(sample=True)
-def signatures(rank, size):
-    return of_all(lambda each: _without_places(inspect.signature(each)))
-
-
-def full_argument_specs(rank, size):
-    return of_all(lambda each: _without_places(inspect.getfullargspec(each)))
-
-
-def type_hints(rank, size):
-    return of_all(lambda each: sorted(map(str, typing.get_type_hints(each).items())))
-
-
-def names_and_texts(rank, size):
-    return of_all(lambda each: [each.__module__, each.__qualname__, each.__doc__, inspect.isfunction(each)])
-
-
-def sources(rank, size):
-    return of_all(lambda each: inspect.getsource(each))
-
-
-def help_of_the_wrapper(rank, size):
-    return pydoc.render_doc(DDP), pydoc.render_doc(DataLoader), pydoc.render_doc(dist.init_process_group)
+def what_functions_show(rank, size):
+    pages = [pydoc.render_doc(each) for each in (DDP, DataLoader, dist.init_process_group)]
+    places = (DDP, DataLoader, torch.optim.Optimizer, torch.optim.SGD, CheckpointFunction, nn.Module)
+    return {name: of_all(look) for name, look in LOOKS.items()}, pages, [sorted(dir(each)) for each in places]
 
 
 def autospecs(rank, size):
@@ -107,11 +99,6 @@ def autospecs(rank, size):
     group = mock.create_autospec(dist.init_process_group)
     group("gloo", rank=0)
     return failures, sorted(name for name in dir(mocked) if not name.startswith("_")), str(group.call_args)
-
-
-def names_in_classes_and_modules(rank, size):
-    places = (DDP, DataLoader, torch.optim.Optimizer, torch.optim.SGD, CheckpointFunction, nn.Module)
-    return [sorted(dir(each)) for each in places]
 
 
 @program(sample=True)
@@ -142,33 +129,27 @@ class Dispatched(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def calls_counted_in_the_constructor(rank, size):
-    with Counted() as functions:
+@contextlib.contextmanager
+def counted(into):
+    with Counted() as functions, Dispatched() as operators:
+        yield
+    into.append((functions.names, operators.names))
+
+
+def calls_counted(rank, size):
+    """In the constructor, in steps, and with the flag."""
+    found = []
+    with counted(found):
         wrapped = DDP(net())
-    with Dispatched() as operators:
-        DDP(net())
-    fit(wrapped, rank, other=True)
-    return functions.names, operators.names
-
-
-def calls_counted_in_steps(rank, size):
-    wrapped = DDP(net())
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-    with Counted() as functions, Dispatched() as operators:
+    with counted(found):
         for x, y in batches(rank, 3):
-            optimizer.zero_grad()
-            loss = (wrapped(x, other=True) - y).pow(2).mean()
-            loss.backward()
-            optimizer.step()
-    return functions.names, operators.names
-
-
-def calls_counted_with_the_flag(rank, size):
-    wrapped = DDP(net(), find_unused_parameters=True)
-    with Counted() as functions, Dispatched() as operators:
+            stepped(wrapped, optimizer, x, y, other=True)
+    flagged = DDP(net(), find_unused_parameters=True)
+    with counted(found):
         for x, y in batches(rank, 3):
-            (wrapped(x) - y).pow(2).mean().backward()
-    return functions.names, operators.names
+            (flagged(x) - y).pow(2).mean().backward()
+    return found
 
 
 class Watched(torch.Tensor):

@@ -1,6 +1,4 @@
-"""Training loops of right programs: heads, checkpoints, hooks, accumulation, and what stands between."""
-
-import contextlib
+"""Training loops of right programs that :mod:`tests.harm.loops` does not draw: hooks, kinds of models, checkpoints."""
 
 import torch
 import torch.distributed as dist
@@ -32,23 +30,6 @@ def all_gradients_by_one_of_two_backwards(rank, size):
     return state(wrapped)
 
 
-def branch_by_rank_with_the_flag(rank, size):
-    wrapped = DDP(net(), find_unused_parameters=True)
-    for step, (x, y) in enumerate(steps(torch.optim.Adam(wrapped.parameters(), 0.01), rank, 30)):
-        (wrapped(x, other=(step + rank) % 2 == 0) - y).pow(2).mean().backward()
-    return state(wrapped)
-
-
-def gradient_penalty(rank, size):
-    wrapped = DDP(net())
-    for x, y in steps(torch.optim.SGD(wrapped.parameters(), 0.05), rank, 10):
-        x = x.requires_grad_()
-        out = wrapped(x, other=True)
-        slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
-        ((out - y).pow(2).mean() + slope.pow(2).sum() * 0.1).backward()
-    return state(wrapped)
-
-
 class Checked(nn.Module):
     def __init__(self, reentrant):
         super().__init__()
@@ -56,20 +37,6 @@ class Checked(nn.Module):
 
     def forward(self, x):
         return checkpoint(self.layers, self.first(x), True, use_reentrant=self.reentrant)
-
-
-def reentrant_checkpoint(rank, size):
-    torch.manual_seed(0)
-    wrapped = DDP(Checked(True))
-    fit(wrapped, rank, steps=20)
-    return state(wrapped)
-
-
-def checkpoint_beside_the_flag(rank, size):
-    torch.manual_seed(0)
-    wrapped = DDP(Checked(False), find_unused_parameters=True)
-    fit(wrapped, rank, steps=20)
-    return state(wrapped)
 
 
 class Around(nn.Module):
@@ -111,20 +78,6 @@ def reentrant_checkpoints_that_hide_nothing_beside_the_flag(rank, size):
     return state(wrapped)
 
 
-def static_graph(rank, size):
-    torch.manual_seed(0)
-    wrapped = DDP(Checked(True), static_graph=True)
-    fit(wrapped, rank, steps=20)
-    return state(wrapped)
-
-
-def compressed_gradients(rank, size):
-    wrapped = DDP(net(), gradient_as_bucket_view=True)
-    wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    fit(wrapped, rank, steps=20, other=True)
-    return state(wrapped)
-
-
 def hook_of_its_own_counts_buckets(rank, size):
     sent = []
 
@@ -142,18 +95,6 @@ def uneven_batches_under_join(rank, size):
     wrapped = DDP(net())
     with wrapped.join():
         fit(wrapped, rank, steps=5 + 3 * rank, other=True)
-    return state(wrapped)
-
-
-def accumulation_without_sync(rank, size):
-    wrapped = DDP(net())
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.02)
-    for step, (x, y) in enumerate(batches(rank, 40)):
-        with contextlib.nullcontext() if step % 4 == 3 else wrapped.no_sync():
-            (wrapped(x, other=True) - y).pow(2).mean().backward()
-        if step % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
     return state(wrapped)
 
 
@@ -189,46 +130,40 @@ def closure_of_lbfgs(rank, size):
     return state(wrapped)
 
 
-def mixed_precision(rank, size):
-    wrapped = DDP(net())
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
-    scaler = torch.amp.GradScaler("cpu")
-    for x, y in batches(rank, 10):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = (wrapped(x, other=True) - y).pow(2).mean()
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(wrapped.parameters(), 0.5)
-        scaler.step(optimizer)
-        scaler.update()
-    return state(wrapped), scaler.state_dict()
-
-
-def tied_and_normalised_weights(rank, size):
-    model = nn.Sequential(
-        nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
-    )
+def tied_and_normalised():
+    last = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), last)
     model[2].weight = model[0].weight
-    for each in model.parameters():
-        nn.init.constant_(each, 0.3)
-    wrapped = DDP(model)
-    fit(wrapped, rank, steps=10)
-    return state(wrapped)
+    return model
 
 
-def evaluation_on_the_first_rank(rank, size):
-    wrapped, seen = DDP(net()), []
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
-    for _ in range(4):
-        fit(wrapped, rank, optimizer=optimizer, other=True)
-        if rank == 0:
-            wrapped.eval()
-            with torch.inference_mode():
-                seen.append(wrapped.module(torch.ones(2, 4)))
-            wrapped.train()
-        dist.barrier()
-    return seen, state(wrapped)
+def normalised_by_batch():
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+# The model, and what DDP is told.
+MODELS = {
+    "a reentrant checkpoint": (lambda: Checked(True), {}),
+    "a checkpoint beside the flag": (lambda: Checked(False), {"find_unused_parameters": True}),
+    "a static graph": (lambda: Checked(True), {"static_graph": True}),
+    "weights that are tied": (tied_and_normalised, {}),
+    "buffers": (normalised_by_batch, {}),
+}
+
+
+@program(ranks=3, sample=True)
+def models_of_many_kinds(rank, size):
+    found = {}
+    for name, (make, how) in MODELS.items():
+        torch.manual_seed(0)
+        wrapped = DDP(make(), **how)
+        fit(wrapped, rank, steps=20)
+        wrapped.eval()
+        found[name] = state(wrapped), wrapped(torch.ones(2, 4))
+    wrapped = DDP(net(), gradient_as_bucket_view=True)
+    wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    fit(wrapped, rank, steps=20, other=True)
+    return found, state(wrapped)
 
 
 @program(needs=PACKAGE, may=(SKIPS,))
@@ -239,33 +174,6 @@ def wrapper_in_evaluation_module_in_training(rank, size):
     wrapped.module.train()
     fit(wrapped, rank, steps=10, optimizer=torch.optim.SGD(wrapped.parameters(), 0.01))
     return state(wrapped)
-
-
-def gradients_that_ranks_change(rank, size):
-    wrapped = DDP(net())
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
-    for step, (x, y) in enumerate(batches(rank, 12)):
-        optimizer.zero_grad(set_to_none=step % 2 == 0)
-        (wrapped(x, other=True) - y).pow(2).mean().backward()
-        with torch.no_grad():
-            norm = sum(each.grad.pow(2).sum() for each in wrapped.parameters()).sqrt()
-            for each in wrapped.parameters():
-                each.grad.mul_(0.9).div_(norm.clamp(min=1.0))
-        if step % 5 == 4:
-            wrapped.module.head.bias.grad = None
-        optimizer.step()
-    return state(wrapped)
-
-
-@program(ranks=3)
-def buffers_and_batch_norm(rank, size):
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    for each in model.parameters():
-        nn.init.constant_(each, 0.2)
-    wrapped = DDP(model)
-    fit(wrapped, rank, steps=15)
-    wrapped.eval()
-    return state(wrapped), wrapped(torch.ones(2, 4))
 
 
 def compiled_without_a_backend(rank, size):

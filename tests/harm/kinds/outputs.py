@@ -35,32 +35,18 @@ def trained(make, loss_of, rank, count=8, **how):
 
 
 @program(sample=True)
-def second_backward_of_an_iterator(rank, size):
-    wrapped, aux = DDP(net()), nn.Linear(4, 1)
+def backwards_of_iterators(rank, size):
+    """The second backward of a step is of a generator, the only one of an iterator, or of a dictionary's values."""
     seen = []
-    for step, (x, _) in enumerate(batches(rank, 8)):
-        wrapped.zero_grad()
-        aux.zero_grad()
-        wrapped(x).sum().backward()
-        if step >= 5:
-            torch.autograd.backward(aux(torch.ones(1, 4)).sum() for _ in range(2))
-        seen.append(None if aux.weight.grad is None else aux.weight.grad.clone())
-    return seen, state(wrapped)
-
-
-def first_backward_of_an_iterator(rank, size):
-    wrapped = DDP(net())
-    for x, _ in batches(rank, 6):
-        torch.autograd.backward(iter([wrapped(x).sum()]))
-    return [each.grad.clone() for each in wrapped.parameters()]
-
-
-def backward_of_a_dictionarys_values(rank, size):
-    wrapped = DDP(net())
-    for x, _ in batches(rank, 6):
-        losses = {"one": wrapped(x).sum()}
-        torch.autograd.backward(tensors=losses.values())
-    return [each.grad.clone() for each in wrapped.parameters()]
+    for backward in (lambda loss: iter([loss]), lambda loss: {"one": loss}.values(), lambda loss: (loss,)):
+        wrapped, aux = DDP(net()), nn.Linear(4, 1)
+        for step, (x, _) in enumerate(batches(rank, 8)):
+            wrapped.zero_grad()
+            torch.autograd.backward(tensors=backward(wrapped(x).sum()))
+            if step >= 5:
+                torch.autograd.backward(aux(torch.ones(1, 4)).sum() for _ in range(2))
+        seen += [state(wrapped), aux.weight.grad, *(each.grad for each in wrapped.parameters())]
+    return seen
 
 
 @dataclasses.dataclass(eq=False)
@@ -76,27 +62,16 @@ def tree(h):
     return root
 
 
-@program(sample=True)
-def output_is_a_tree_that_knows_its_parents(rank, size):
-    return trained(tree, lambda root: root.kids[0].h, rank)
+def holds_itself(h):
+    output = {"h": h}
+    output["all"] = [output, (output,)]
+    return output
 
 
-def output_holds_itself(rank, size):
-    def made(h):
-        output = {"h": h}
-        output["all"] = [output, (output,)]
-        return output
-
-    return trained(made, lambda output: output["all"][1][0]["h"], rank)
-
-
-def output_is_a_queue(rank, size):
-    def made(h):
-        lines = queue.Queue()
-        lines.put(h)
-        return lines
-
-    return trained(made, lambda lines: lines.get_nowait(), rank)
+def queued(h):
+    lines = queue.Queue()
+    lines.put(h)
+    return lines
 
 
 class Lazy(collections.OrderedDict):
@@ -113,20 +88,11 @@ class Lazy(collections.OrderedDict):
         return super().__iter__()
 
 
-def output_is_a_lazy_dictionary(rank, size):
-    Lazy.looks = 0
-    return trained(lambda h: Lazy(h=h), lambda lazy: lazy.values()[0], rank), Lazy.looks
-
-
 class Once(tuple):
     """Yields once."""
 
     def __iter__(self):
         raise RuntimeError("this is walked by its owner alone")
-
-
-def output_is_a_tuple_that_refuses(rank, size):
-    return trained(lambda h: Once((h,)), lambda once: once[0], rank)
 
 
 @dataclasses.dataclass
@@ -145,16 +111,24 @@ class Guarded:
         return object.__getattribute__(self, name)
 
 
-def output_has_a_field_that_is_not_set(rank, size):
-    return trained(Partial, lambda partial: partial.h, rank)
+# What makes an output, and what takes it apart.
+KINDS = {
+    "a tree that knows its parents": (tree, lambda root: root.kids[0].h),
+    "holds itself": (holds_itself, lambda output: output["all"][1][0]["h"]),
+    "a queue": (queued, lambda lines: lines.get_nowait()),
+    "a lazy dictionary": (lambda h: Lazy(h=h), lambda lazy: lazy.values()[0]),
+    "a tuple that refuses": (lambda h: Once((h,)), lambda once: once[0]),
+    "a field that is not set": (Partial, lambda partial: partial.h),
+    "names its class": (lambda h: (Partial, h), lambda both: both[1]),
+    "may not be read": (Guarded, lambda guarded: guarded.h),
+    "a thousand tensors": (lambda h: [*[torch.zeros(())] * 1000, h], lambda many: many[-1]),
+}
 
 
-def output_names_its_class(rank, size):
-    return trained(lambda h: (Partial, h), lambda both: both[1], rank)
-
-
-def output_may_not_be_read(rank, size):
-    return trained(Guarded, lambda guarded: guarded.h, rank)
+@program(sample=True)
+def outputs_of_many_kinds(rank, size):
+    Lazy.looks = 0
+    return {name: trained(*kind, rank) for name, kind in KINDS.items()}, Lazy.looks
 
 
 def output_has_a_large_list(rank, size):
@@ -164,11 +138,6 @@ def output_has_a_large_list(rank, size):
     found = trained(lambda h: (numbers, h), lambda both: both[1], rank, count=50)
     # A walk through all of it takes a second and more.
     return found, time.perf_counter() - begun < 1.0
-
-
-def output_has_a_thousand_tensors(rank, size):
-    """The loss is of the last one."""
-    return trained(lambda h: [*[torch.zeros(())] * 1000, h], lambda many: many[-1], rank)
 
 
 class Counted(torch.Tensor):

@@ -19,25 +19,6 @@ def long(wrapped, rank, optimizer, steps=STEPS):
     return state(wrapped)
 
 
-def one_step_more_without_gradients(rank, size):
-    wrapped = DDP(net())
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
-    if rank == 0:
-        optimizer.step()
-    return long(wrapped, rank, optimizer)
-
-
-def warm_start_of_adam_on_one_rank(rank, size):
-    """So that its state is there before the first checkpoint is read."""
-    wrapped = DDP(net())
-    optimizer = torch.optim.Adam(wrapped.parameters(), 0.01)
-    if rank == 1:
-        for _ in range(2):
-            optimizer.zero_grad()
-            optimizer.step()
-    return long(wrapped, rank, optimizer)
-
-
 @program(sample=True)
 def rate_of_its_own_table(rank, size):
     wrapped = DDP(net())
@@ -57,30 +38,17 @@ class Noisy(torch.optim.SGD):
             group.update(seed=rank, started=1000.5 + rank, place=0.1 * rank)
 
 
-def numbers_that_an_optimizer_keeps(rank, size):
-    wrapped = DDP(net())
-    return long(wrapped, rank, Noisy(wrapped.parameters(), 0.05, rank))
-
-
 def personal_heads_beside_a_shared_trunk(rank, size):
-    torch.manual_seed(rank)
-    trunk, head = DDP(net()), nn.Linear(2, 1 + rank)
-    for x, _ in steps(torch.optim.SGD([*trunk.parameters(), *head.parameters()], 0.02), rank, STEPS):
-        head(trunk(x, other=True)).pow(2).mean().backward()
-    return state(trunk), state(head)
-
-
-def personal_head_of_one_shape(rank, size):
-    torch.manual_seed(rank)
-    trunk, head = DDP(net()), nn.Linear(2, 2)
-    optimizer = torch.optim.Adam(
-        [{"params": trunk.parameters()}, {"params": head.parameters(), "lr": 0.001 * (rank + 1)}]
-    )
-    for x, y in batches(rank, STEPS):
-        optimizer.zero_grad()
-        (head(trunk(x, other=True)) - y).pow(2).mean().backward()
-        optimizer.step()
-    return state(trunk), state(head)
+    """Of a shape of its own, and of one shape with a rate of its own."""
+    found = []
+    for wide, kind in ((1 + rank, torch.optim.SGD), (2, torch.optim.Adam)):
+        torch.manual_seed(rank)
+        trunk, head = DDP(net()), nn.Linear(2, wide)
+        groups = [{"params": trunk.parameters()}, {"params": head.parameters(), "lr": 0.001 * (rank + 1)}]
+        for x, _ in steps(kind(groups, 0.02), rank, STEPS):
+            head(trunk(x, other=True)).pow(2).mean().backward()
+        found += [state(trunk), state(head)]
+    return found
 
 
 def personal_part_inside_that_ddp_ignores(rank, size):
@@ -121,11 +89,6 @@ class Langevin(torch.optim.SGD):
         for group in self.param_groups:
             for each in group["params"]:
                 each.add_(torch.randn(each.shape, generator=self.noise), alpha=1e-3)
-
-
-def langevin_optimizer(rank, size):
-    wrapped = DDP(net())
-    return long(wrapped, rank, Langevin(wrapped.parameters(), 0.05, rank))
 
 
 def buffers_that_differ_on_purpose(rank, size):
@@ -206,11 +169,6 @@ def accumulation_of_different_lengths(rank, size):
     return state(wrapped)
 
 
-def zero_redundancy(rank, size):
-    wrapped = DDP(net())
-    return long(wrapped, rank, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.01))
-
-
 def groups_by_rank(rank, size):
     """Each rank steps the parameters it owns, and sends them to the others."""
     wrapped = DDP(net())
@@ -251,12 +209,46 @@ class Lars(torch.optim.Optimizer):
                     each.sub_(each.grad, alpha=group["lr"] * min(1.0, ratio.item()))
 
 
-def lars_with_calls_that_differ(rank, size):
-    wrapped = DDP(net())
-    optimizer = Lars(wrapped.parameters(), 0.05)
+def one_step_more_without_gradients(parameters, rank):
+    optimizer = torch.optim.SGD(parameters, 0.05)
+    if rank == 0:
+        optimizer.step()
+    return optimizer
+
+
+def warm_start_of_adam_on_one_rank(parameters, rank):
+    """So that its state is there before the first checkpoint is read."""
+    optimizer = torch.optim.Adam(parameters, 0.01)
+    for _ in range(2 * rank):
+        optimizer.zero_grad()
+        optimizer.step()
+    return optimizer
+
+
+def calls_that_differ(parameters, rank):
+    optimizer = Lars(parameters, 0.05)
     for _ in range(3 * rank):
         optimizer.step()
-    return long(wrapped, rank, optimizer)
+    return optimizer
+
+
+MAKES = {
+    "one step more": one_step_more_without_gradients,
+    "a warm start": warm_start_of_adam_on_one_rank,
+    "calls that differ": calls_that_differ,
+    "numbers that it keeps": lambda parameters, rank: Noisy(parameters, 0.05, rank),
+    "noise within the step": lambda parameters, rank: Langevin(parameters, 0.05, rank),
+    "zero redundancy": lambda parameters, rank: ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=0.01),
+}
+
+
+@program(sample=True)
+def optimizers_that_ranks_use_otherwise(rank, size):
+    found = {}
+    for name, make in MAKES.items():
+        wrapped = DDP(net())
+        found[name] = long(wrapped, rank, make(wrapped.parameters(), rank))
+    return found
 
 
 def scheduler_read_ahead_by_one_rank(rank, size):

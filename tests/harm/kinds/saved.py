@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import Net, batches, fit, fitted, net, state, stepped
+from tests.harm.made import Net, batches, fit, net, state, stepped
 from tests.harm.program import program, script
 
 
@@ -80,29 +80,14 @@ def replicas_that_differ_on_purpose(rank, size):
     return files
 
 
-def whole_wrapper_by_pickle(rank, size):
+def whole_wrapper_by_pickle_and_deepcopy(rank, size):
     """DDP pickles without its group; whoever loads it has the default one."""
     wrapped = DDP(net(), find_unused_parameters=True)
     fit(wrapped, rank, other=True)
-    again = pickle.loads(pickle.dumps(wrapped))
-    fit(again, rank, other=True)
-    return type(again).__name__, state(again), len(pickle.dumps(wrapped))
-
-
-def wrapper_by_deepcopy(rank, size):
-    wrapped = fitted(rank)
-    again = copy.deepcopy(wrapped)
-    fit(again, rank, steps=3, other=True)
-    return state(wrapped), state(again)
-
-
-def partial_of_a_class(rank, size):
-    makers = {"ddp": functools.partial(DDP, bucket_cap_mb=1), "adam": functools.partial(torch.optim.Adam, lr=0.01)}
-    data = pickle.dumps(makers)
-    again = pickle.loads(data)
-    wrapped = again["ddp"](net())
-    fit(wrapped, rank, optimizer=again["adam"](wrapped.parameters()), other=True)
-    return state(wrapped), data
+    copies = pickle.loads(pickle.dumps(wrapped)), copy.deepcopy(wrapped)
+    for again in copies:
+        fit(again, rank, other=True)
+    return [type(again).__name__ for again in copies], [*map(state, (wrapped, *copies))], len(pickle.dumps(wrapped))
 
 
 def classes_by_reference(rank, size):
@@ -110,7 +95,13 @@ def classes_by_reference(rank, size):
 
     things = [DDP, nn.Module, torch.optim.SGD, torch.utils.data.DataLoader, dist.all_reduce, checkpoint]
     things += [CheckpointFunction, dist.init_process_group, dist.destroy_process_group, torch.save, dist.barrier]
-    return [pickle.dumps(each) for each in things], [pickle.loads(pickle.dumps(each)) is each for each in things]
+    makers = {"ddp": functools.partial(DDP, bucket_cap_mb=1), "adam": functools.partial(torch.optim.Adam, lr=0.01)}
+    data = pickle.dumps(makers)
+    again = pickle.loads(data)
+    wrapped = again["ddp"](net())
+    fit(wrapped, rank, optimizer=again["adam"](wrapped.parameters()), other=True)
+    same = [pickle.loads(pickle.dumps(each)) is each for each in things]
+    return state(wrapped), data, [pickle.dumps(each) for each in things], same
 
 
 def weights_only(rank, size):
@@ -121,24 +112,16 @@ def weights_only(rank, size):
     return loaded(data, weights_only=True), data
 
 
-def save_within_a_forward_hook(rank, size):
+def save_within_hooks(rank, size):
     model, files = net(), []
-    model.head.register_forward_hook(lambda part, given, out: files.append(saved(part)) if len(files) < 50 else None)
+    model.head.register_forward_hook(lambda part, given, out: files.append(saved(part)) if len(files) < 5 else None)
     wrapped = DDP(model, find_unused_parameters=True)
     hooks = model.head._forward_hooks.copy()
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    fit(wrapped, rank, steps=5)
     model.head._forward_hooks.clear()
-    for x, y in batches(rank, 45):
-        stepped(wrapped, optimizer, x, y)
-        files.append(saved(model.body))
-    return files, list(hooks)
-
-
-def save_within_a_backward_hook(rank, size):
-    wrapped, files = DDP(net(), find_unused_parameters=True), []
-    wrapped.module.head.weight.register_hook(lambda grad: files.append(saved(wrapped.module.body)))
+    model.head.weight.register_hook(lambda grad: files.append(saved(model.body)))
     fit(wrapped, rank, steps=50, other=True)
-    return files
+    return files, list(hooks)
 
 
 def tensors_keep_no_attributes(rank, size):
@@ -167,26 +150,16 @@ def hooks_of_everything_are_the_programs(rank, size):
     return counts, [sorted(vars(part)) for part in wrapped.module.modules()], sorted(vars(optimizer))
 
 
-def jit_traced_model(rank, size):
-    wrapped = DDP(net(), find_unused_parameters=True)
+def traced_scripted_and_exported(rank, size):
+    wrapped, scripted = DDP(net(), find_unused_parameters=True), DDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
     fit(wrapped, rank, steps=45, other=True)
+    fit(scripted, rank, steps=45)
     traced, file = torch.jit.trace(wrapped.module.eval(), torch.ones(1, 4)), io.BytesIO()
     torch.jit.save(traced, file)
-    return torch.jit.load(io.BytesIO(file.getvalue()))(torch.ones(2, 4)), str(traced.graph).count("\n")
-
-
-def jit_scripted_model(rank, size):
-    wrapped = DDP(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), find_unused_parameters=True)
-    fit(wrapped, rank, steps=45)
-    scripted = torch.jit.script(wrapped.module)
-    return scripted(torch.ones(2, 4)), scripted.code
-
-
-def exported_model(rank, size):
-    wrapped = DDP(net(), find_unused_parameters=True)
-    fit(wrapped, rank, steps=45, other=True)
     exported = torch.export.export(wrapped.module.eval(), (torch.ones(1, 4),))
-    return exported.module()(torch.ones(1, 4)), len(list(exported.graph.nodes))
+    models = torch.jit.load(io.BytesIO(file.getvalue())), torch.jit.script(scripted.module), exported.module()
+    texts = str(traced.graph).count("\n"), models[1].code, len(list(exported.graph.nodes))
+    return [each(torch.ones(1, 4)) for each in models], texts
 
 
 def under_fully_shard(rank, size):

@@ -23,20 +23,30 @@ from tests.harm.program import program, script
 
 
 @program(sample=True)
-def names_while_it_trains(rank, size):
-    wrapped, names = DDP(net()), []
-    for _ in range(3):
-        fit(wrapped, rank, other=True)
-        names.append(sorted(each.name for each in threading.enumerate()))
-    return names, threading.active_count()
+def threads_that_are_counted_and_joined(rank, size):
+    """By name while it trains; each that starts; those that are left once all others are joined."""
+    wrapped, started, traced = DDP(net()), [], set()
 
+    class Counted(threading.Thread):
+        def start(self):
+            started.append(self.name)
+            super().start()
 
-def all_others_are_joined(rank, size):
-    fit(DDP(net()), rank, other=True)
+    threading.settrace(lambda *about: traced.add(threading.current_thread().name))
+    threading.setprofile(None)
+    kept, threading.Thread, names = threading.Thread, Counted, []
+    try:
+        for _ in range(3):
+            fit(wrapped, rank, other=True)
+            names.append(sorted(each.name for each in threading.enumerate()))
+        dist.barrier()
+    finally:
+        threading.Thread = kept
+        threading.settrace(None)
     for each in threading.enumerate():
         if each is not threading.current_thread():
             each.join()
-    return threading.active_count()
+    return names, threading.active_count(), started, sorted(traced)
 
 
 def joined_after_the_group_is_destroyed(rank, size):
@@ -49,59 +59,25 @@ def joined_after_the_group_is_destroyed(rank, size):
     return [each.name for each in threading.enumerate()]
 
 
-def hook_on_every_thread(rank, size):
-    started = []
-    threading.settrace(lambda *about: started.append(threading.current_thread().name))
-    threading.setprofile(None)
-    fit(DDP(net()), rank, other=True)
-    dist.barrier()
-    threading.settrace(None)
-    return sorted(set(started))
-
-
-def thread_class_is_counted(rank, size):
-    started = []
-
-    class Counted(threading.Thread):
-        def start(self):
-            started.append(self.name)
-            super().start()
-
-    kept, threading.Thread = threading.Thread, Counted
-    try:
-        fit(DDP(net()), rank, other=True)
-        dist.barrier()
-    finally:
-        threading.Thread = kept
-    return started
-
-
-def signals_are_the_programs(rank, size):
+def hooks_and_signals_of_the_interpreter(rank, size):
     kinds = [each for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP)]
     before = [signal.getsignal(each) for each in kinds]
     fit(DDP(net()), rank, other=True)
     dist.barrier()
-    return [after is one for after, one in zip(map(signal.getsignal, kinds), before)], sys.excepthook.__name__
-
-
-def hooks_of_the_interpreter(rank, size):
-    fit(DDP(net()), rank, other=True)
     hooks = (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.displayhook, warnings.showwarning, sys.exit)
-    return [each.__module__ for each in hooks], sys.gettrace() is None, sys.getprofile() is None
+    same = [after is one for after, one in zip(map(signal.getsignal, kinds), before)]
+    return same, [each.__module__ for each in hooks], sys.gettrace() is None, sys.getprofile() is None
 
 
-def close_all_descriptors_in_a_child(rank, size):
+def children_that_are_forked(rank, size):
+    """One closes all descriptors, another counts its threads."""
     fit(DDP(net()), rank, other=True)
     code = subprocess.call([sys.executable, "-c", "print(1)"], close_fds=True, stdout=subprocess.DEVNULL)
     child = os.fork()
     if child == 0:
         os.closerange(3, 4096)
         os._exit(3)
-    return code, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def forked_worker_sees_one_thread(rank, size):
-    fit(DDP(net()), rank, other=True)
+    codes = code, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     read, write = os.pipe()
     if os.fork() == 0:
         os.write(write, f"{threading.active_count()} {len(os.listdir('/proc/self/task'))}".encode())
@@ -110,7 +86,7 @@ def forked_worker_sees_one_thread(rank, size):
     found = os.read(read, 100)
     os.close(read)
     os.close(write)
-    return found
+    return codes, found
 
 
 def objects_are_freed(rank, size):
@@ -177,11 +153,15 @@ def in_threads(train):
     return [found[index] for index in range(2)]
 
 
+def own_groups(size):
+    """Return a group for each of two threads, of the same ranks."""
+    return [dist.new_group(list(range(size))) for _ in range(2)]
+
+
 @program(ranks=3)
 def models_trained_in_two_threads(rank, size):
     """One group a thread, one backward a step; each thread's model is its own."""
-    groups = [dist.new_group(list(range(size))) for _ in range(2)]
-    models = [DDP(certain(seed), process_group=group) for seed, group in enumerate(groups)]
+    models = [DDP(certain(seed), process_group=group) for seed, group in enumerate(own_groups(size))]
 
     def train(index):
         fit(models[index], rank, steps=10, other=True)
@@ -190,52 +170,38 @@ def models_trained_in_two_threads(rank, size):
     return in_threads(train)
 
 
+@program(sample=True)
 def models_wrapped_in_two_threads(rank, size):
-    """Each on a group of its own with the same ranks, in another order on each rank; a backward a head."""
-    groups = [dist.new_group(list(range(size))) for _ in range(2)]
-    models = [two(seed) for seed in range(2)]
+    """Each on a group of its own with the same ranks, in another order on each rank, or at once: a backward a head.
 
-    def train(index):
-        time.sleep(0.05 * (index if rank else 1 - index))
-        wrapped = DDP(models[index], process_group=groups[index])
-        for x, y in steps(torch.optim.SGD(wrapped.parameters(), 0.1), rank + 10 * index, 20):
-            left, right = wrapped(x)
-            (left - y).pow(2).mean().backward()
-            (right + y).pow(2).mean().backward()
-        return state(wrapped)
+    One has a flag that says no.
+    """
 
-    return in_threads(train)
+    def trained(pause, flags):
+        groups, models = own_groups(size), [two(seed) for seed in range(2)]
+
+        def train(index):
+            time.sleep(pause * (index if rank else 1 - index))
+            flag = {"find_unused_parameters": False} if flags and index else {}
+            wrapped = DDP(models[index], process_group=groups[index], **flag)
+            for x, y in steps(torch.optim.SGD(wrapped.parameters(), 0.1), rank + 10 * index, 20):
+                left, right = wrapped(x)
+                (left - y).pow(2).mean().backward()
+                (right + y).pow(2).mean().backward()
+            return state(wrapped)
+
+        return in_threads(train)
+
+    return trained(0.05, False), trained(0.0, True)
 
 
 def flagged_models_wrapped_in_two_threads(rank, size):
-    groups = [dist.new_group(list(range(size))) for _ in range(2)]
-    models = [certain(seed) for seed in range(2)]
+    groups, models = own_groups(size), [certain(seed) for seed in range(2)]
 
     def train(index):
         time.sleep(0.05 * (1 - index if rank else index))
         wrapped = DDP(models[index], process_group=groups[index], find_unused_parameters=True)
         fit(wrapped, rank + 10 * index, steps=20, other=index == 0)
-        return state(wrapped)
-
-    return in_threads(train)
-
-
-def own_groups(size):
-    """Return a group for each of two threads, of the same ranks."""
-    return [dist.new_group(list(range(size))) for _ in range(2)]
-
-
-@program(sample=True)
-def heads_wrapped_at_the_same_time(rank, size):
-    """Both threads wrap at once, and call backward for one head after the other; one has a flag that says no."""
-    groups, models = own_groups(size), [two(seed) for seed in range(2)]
-
-    def train(index):
-        flag = {"find_unused_parameters": False} if index else {}
-        wrapped = DDP(models[index], process_group=groups[index], **flag)
-        for x, _ in steps(torch.optim.SGD(wrapped.parameters(), 0.1), rank + 10 * index, 10):
-            for each in wrapped(x):
-                each.pow(2).mean().backward()
         return state(wrapped)
 
     return in_threads(train)
