@@ -1,6 +1,5 @@
 """Stores, constructors and groups: nothing of another's stands in them, and nobody waits for nobody."""
 
-import contextlib
 import copy
 import os
 import tempfile
@@ -16,31 +15,22 @@ from tests.harm.program import program, script
 
 
 @program(sample=True)
-def constructor_fails_on_one_rank(rank, size):
-    if rank == 0:
-        frozen = net().requires_grad_(False)
-        with contextlib.suppress(RuntimeError):
-            DDP(frozen)
-    return state(fitted(rank))
-
-
-def constructor_fails_for_wrong_devices(rank, size):
-    if rank == 1:
-        for devices in ([0, 1], ["cuda:7"]):
-            with contextlib.suppress(ValueError, RuntimeError):
-                DDP(net(), device_ids=devices)
-    return state(fitted(rank))
-
-
-def constructor_fails_on_all_ranks(rank, size):
-    failures = []
-    for make in (lambda: DDP(nn.ReLU()), lambda: DDP(net(), dim="x", device_ids=[9])):
+def constructor_fails(rank, size):
+    """On one rank: of a model without gradients, then for devices that are not there; and on all ranks."""
+    found = []
+    for fails, make in (
+        (rank == 0, lambda: DDP(net().requires_grad_(False))),
+        (rank == 1, lambda: DDP(net(), device_ids=[0, 1])),
+        (rank == 1, lambda: DDP(net(), device_ids=["cuda:7"])),
+        (True, lambda: DDP(nn.ReLU())),
+        (True, lambda: DDP(net(), dim="x", device_ids=[9])),
+    ):
         try:
-            make()
+            found.append(make() if fails else None)
         except Exception as failure:
-            failures.append(type(failure).__name__)
-    wrapped = fitted(rank)
-    return failures, state(wrapped)
+            found.append(type(failure).__name__)
+        found.append(state(fitted(rank)))
+    return found
 
 
 def own_module_raises_while_it_is_wrapped(rank, size):
@@ -139,56 +129,35 @@ def store_of_ones_own(rank, size):
 
 @program(group=False)
 def fake_backend(rank, size):
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    box = torch.ones(2)
-    dist.all_reduce(box)
-    return dist.get_world_size(), box
-
-
-@program(group=False)
-def fake_backend_with_fully_shard(rank, size):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    model = net()
+    box, model = torch.ones(2), net()
+    dist.all_reduce(box)
     fully_shard(model, mesh=init_device_mesh("cpu", (8,)))
-    return [tuple(each.to_local().shape) for each in model.parameters()]
+    return dist.get_world_size(), box, [tuple(each.to_local().shape) for each in model.parameters()]
 
 
 @program(group=False)
-def keys_of_a_store_are_counted(rank, size):
-    port = int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    fitted(rank)
-    dist.barrier()
-    count = store.num_keys()
-    dist.barrier()
-    return count
-
-
-@program(group=False)
-def keys_of_a_hash_store(rank, size):
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    fit(DDP(net()), rank, other=True)
-    return store.num_keys()
-
-
-@program(group=False)
-def files_of_a_file_store(rank, size):
-    path = os.path.join(tempfile.gettempdir(), "meet")
-    store = dist.FileStore(path, size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    fit(DDP(net()), rank, other=True)
-    dist.barrier()
-    count = store.num_keys()
-    dist.barrier()
-    return count
+def keys_of_stores_are_counted(rank, size):
+    """Of a TCPStore, a FileStore, and a HashStore of one rank."""
+    path, counts = os.path.join(tempfile.gettempdir(), "meet"), []
+    stores = (
+        (lambda: dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), size, rank == 0), rank, size),
+        (lambda: dist.FileStore(path, size), rank, size),
+        (dist.HashStore, 0, 1),
+    )
+    for make, own, count in stores:
+        store = make()
+        dist.init_process_group("gloo", store=store, rank=own, world_size=count)
+        fitted(rank)
+        dist.barrier()
+        counts.append(store.num_keys())
+        dist.barrier()
+        dist.destroy_process_group()
+    return counts
 
 
 def prefix_that_the_program_waits_on(rank, size):

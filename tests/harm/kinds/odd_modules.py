@@ -35,84 +35,63 @@ def trained(rank):
     return state(wrapped)
 
 
-@program(group=False, sample=True)
-def lazy_module_of_ones_own(rank, size):
-    module = lazy("wave")
-    return trained(rank), type(module).__name__, module.__name__, type(module).__name__
-
-
-@program(group=False)
-def lazy_module_that_cannot_be_imported(rank, size):
+def lazy_that_cannot_be_imported():
     spec = importlib.util.find_spec("chunk" if sys.version_info < (3, 13) else "wave")
     loader = type("Broken", (), {"exec_module": lambda self, module: 1 / 0, "create_module": lambda self, spec: None})()
     spec.loader = importlib.util.LazyLoader(loader)
     sys.modules["not_here"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return trained(rank)
+
+
+class Constants(types.ModuleType):
+    def __setattr__(self, name, value):
+        raise AttributeError(f"{name} is a constant")
+
+
+class Counting(types.ModuleType):
+    asked = []
+
+    def __getattribute__(self, name):
+        Counting.asked.append(name)
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name, value):
+        Counting.asked.append(name)
+        super().__setattr__(name, value)
+
+
+class Settings:
+    """An object in the place of a module, as of a configuration that has not been read."""
+
+    asked = []
+
+    @property
+    def __class__(self):
+        Settings.asked.append("class")
+        return types.ModuleType
+
+    def __getattr__(self, name):
+        Settings.asked.append(name)
+        raise RuntimeError("not configured")
 
 
 @program(group=False, sample=True)
-def module_that_refuses(rank, size):
-    class Constants(types.ModuleType):
-        def __setattr__(self, name, value):
-            raise AttributeError(f"{name} is a constant")
-
-    module = Constants("constants")
-    exec(COPIES, vars(module))
-    sys.modules["constants"] = module
-    same = [module.init_process_group is dist.init_process_group]
-    return trained(rank), [*same, module.init_process_group is dist.init_process_group]
-
-
-@program(group=False)
-def module_that_counts(rank, size):
-    asked = []
-
-    class Counting(types.ModuleType):
-        def __getattribute__(self, name):
-            asked.append(name)
-            return super().__getattribute__(name)
-
-        def __setattr__(self, name, value):
-            asked.append(name)
-            super().__setattr__(name, value)
-
-    module = Counting("counting")
-    exec(COPIES, vars(module))
-    sys.modules["counting"] = module
-    asked.clear()
-    return trained(rank), asked
-
-
-@program(group=False)
-def functions_by_demand(rank, size):
-    """PEP 562: the module makes what is asked for."""
-    asked, module = [], types.ModuleType("on_demand")
-    module.__getattr__ = lambda name: asked.append(name)
-    exec(COPIES, vars(module))
-    sys.modules["on_demand"] = module
-    return trained(rank), asked
-
-
-@program(group=False)
-def stand_in_that_raises(rank, size):
-    """An object in the place of a module, as of a configuration that has not been read."""
-    asked = []
-
-    class Settings:
-        @property
-        def __class__(self):
-            asked.append("class")
-            return types.ModuleType
-
-        def __getattr__(self, name):
-            asked.append(name)
-            raise RuntimeError("not configured")
-
+def modules_that_are_odd(rank, size):
+    """Lazy ones; those that refuse or count; one that makes what is asked for (PEP 562); one that is none."""
+    wave, demanded = lazy("wave"), []
+    lazy_that_cannot_be_imported()
+    constants, counting, made = Constants("constants"), Counting("counting"), types.ModuleType("on_demand")
+    made.__getattr__ = lambda name: demanded.append(name)
+    for module in (constants, counting, made):
+        exec(COPIES, vars(module))
+        sys.modules[vars(module)["__name__"]] = module
     sys.modules.update(settings=Settings(), nothing=None)
-    found = trained(rank), asked
+    same = [constants.init_process_group is dist.init_process_group]
+    Counting.asked.clear()
+    found = trained(rank), [*Counting.asked], demanded, [*Settings.asked]
     del sys.modules["settings"]
-    return found
+    same.append(constants.init_process_group is dist.init_process_group)
+    return found, same, type(wave).__name__, wave.__name__, type(wave).__name__
 
 
 @program(group=False)

@@ -38,29 +38,25 @@ def state_is_the_one_that_was_set(rank, size):
 
 
 @program(needs=PACKAGE, may=(SKIPS,))
-def states_saved_in_each_step(rank, size):
+def states_saved_in_each_step_and_resumed(rank, size):
     wrapped, out = skipping(), []
-    for x, _ in batches(rank, 6):
-        step(wrapped, x)
-        out.append([torch.get_rng_state(), torch.default_generator.get_state(), torch.initial_seed()])
-        out.append([repr(random.getstate()), repr(numpy.random.get_state(legacy=True)[1].tobytes())])
-    return out
-
-
-@program(needs=PACKAGE, may=(SKIPS,))
-def resumed_in_the_middle(rank, size):
-    wrapped = skipping()
     optimizer = torch.optim.Adam(wrapped.parameters())
     for epoch in range(2):
         for x, _ in batches(rank, 4):
             step(wrapped, x + 0.1 * torch.randn(3, 4))
             optimizer.step()
             optimizer.zero_grad()
+            out.append([torch.get_rng_state(), torch.default_generator.get_state(), torch.initial_seed()])
+            out.append([repr(random.getstate()), repr(numpy.random.get_state(legacy=True)[1].tobytes())])
+            wrapped.eval()
+            with torch.no_grad():
+                out.append(wrapped.module(x))
+            wrapped.train()
         if epoch == 0:
-            kept = (state(wrapped.module), optimizer.state_dict(), torch.get_rng_state(), random.getstate())
-    torch.set_rng_state(kept[2])
-    random.setstate(kept[3])
-    return state(wrapped), kept[2], torch.get_rng_state()
+            kept = (torch.get_rng_state(), random.getstate())
+    torch.set_rng_state(kept[0])
+    random.setstate(kept[1])
+    return state(wrapped), out, kept[0], torch.get_rng_state()
 
 
 @program(sample=True)
@@ -79,45 +75,32 @@ def four_epochs_with_all_streams(rank, size):
     return drawn, state(wrapped), torch.rand(3)
 
 
-def loader_with_workers(rank, size):
+class Shuffled(torch.utils.data.Sampler):
+    def __iter__(self):
+        order = list(range(24))
+        random.shuffle(order)
+        return iter(order)
+
+    def __len__(self):
+        return 24
+
+
+def loaders_of_many_kinds(rank, size):
+    """With a worker, with a generator, with a sampler of random numbers."""
     data = TensorDataset(torch.arange(96.0).reshape(24, 4).cos())
-    sampler = DistributedSampler(data, size, rank)
+    shards, draws = DistributedSampler(data, size, rank), torch.Generator().manual_seed(5 + rank)
     wrapped, seen = DDP(net()), []
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    ways = ({"sampler": shards, "num_workers": 1}, {"shuffle": True, "generator": draws}, {"sampler": Shuffled()})
     for epoch in range(2):
-        sampler.set_epoch(epoch)
-        for (x,) in DataLoader(data, batch_size=4, sampler=sampler, num_workers=1):
-            optimizer.zero_grad()
-            wrapped(x, other=True).pow(2).mean().backward()
-            optimizer.step()
-            seen.append(x)
-    return seen, state(wrapped)
-
-
-def loader_with_a_generator(rank, size):
-    data = TensorDataset(torch.arange(48.0))
-    draws = torch.Generator().manual_seed(5 + rank)
-    seen = [x for _ in range(3) for (x,) in DataLoader(data, batch_size=6, shuffle=True, generator=draws)]
-    return seen, draws.get_state()
-
-
-def sampler_of_random_numbers(rank, size):
-    class Shuffled(torch.utils.data.Sampler):
-        def __iter__(self):
-            order = list(range(20))
-            random.shuffle(order)
-            return iter(order)
-
-        def __len__(self):
-            return 20
-
-    wrapped, seen = DDP(net()), []
-    data = TensorDataset(torch.arange(80.0).reshape(20, 4))
-    for _ in range(3):
-        for (x,) in DataLoader(data, batch_size=5, sampler=Shuffled()):
-            wrapped(x, other=True).mean().backward()
-            seen.append(x)
-    return seen
+        shards.set_epoch(epoch)
+        for how in ways:
+            for (x,) in DataLoader(data, batch_size=4, **how):
+                optimizer.zero_grad()
+                wrapped(x, other=True).pow(2).mean().backward()
+                optimizer.step()
+                seen.append(x)
+    return seen, state(wrapped), draws.get_state()
 
 
 def numpy_alone_seeded(rank, size):
@@ -155,19 +138,6 @@ def streams_after_every_kind_of_call(rank, size):
     note()
     wrapped.eval()(torch.ones(1, 4))
     note()
-    return out
-
-
-@program(needs=PACKAGE, may=(SKIPS,))
-def evaluation_between_steps_of_layerdrop(rank, size):
-    wrapped, out = skipping(), []
-    for x, _ in batches(rank, 5):
-        step(wrapped, x)
-        wrapped.eval()
-        with torch.no_grad():
-            out.append(wrapped.module(x))
-        wrapped.train()
-        out.append(torch.rand(1))
     return out
 
 

@@ -49,15 +49,15 @@ def wavlm_whose_flag_is_there(rank, size):
 
 @program(needs=TRAINER)
 def wavlm_that_skips_nothing(rank, size):
+    """At a rate of 0, in evaluation, and outside of a wrapper."""
     wrapped = DDP(wavlm(0.0), find_unused_parameters=True)
     steps(wrapped, rank)
-    return wrapped.state_dict()
-
-
-@program(needs=TRAINER)
-def wavlm_in_evaluation(rank, size):
-    wrapped = DDP(wavlm().eval(), find_unused_parameters=True)
-    return [wrapped(torch.ones(1, 200)).last_hidden_state for _ in range(3)]
+    evaluated = DDP(wavlm().eval(), find_unused_parameters=True)
+    outputs = [evaluated(torch.ones(1, 200)).last_hidden_state for _ in range(3)]
+    alone, box = wavlm(), torch.rand(3)
+    steps(alone, rank)
+    dist.all_reduce(box)
+    return wrapped.state_dict(), outputs, alone.state_dict(), box
 
 
 @program(needs=TRAINER, ranks=1)
@@ -71,24 +71,9 @@ def wavlm_on_one_rank(rank, size):
     return wrapped.state_dict()
 
 
-@program(needs=TRAINER)
-def wavlm_outside_of_a_wrapper(rank, size):
-    model = wavlm()
-    steps(model, rank)
-    box = torch.rand(3)
-    dist.all_reduce(box)
-    return model.state_dict(), box
-
-
-@program(needs=PACKAGE, due=(SAME,))
+@program(needs=PACKAGE, due=(SAME,), ranks=3)
 def encoder_of_ones_own(rank, size):
-    trained(Encoder, rank, steps=8, rate=0.3)
-
-
-@program(needs=PACKAGE, due=(SAME,))
-def encoder_of_ones_own_on_three(rank, size):
-    out, _, _ = trained(Encoder, rank, steps=30, rate=0.2)
-    return len(out)
+    return len(trained(Encoder, rank, steps=30, rate=0.2)[0])
 
 
 @program(needs=TRAINER, settings={"DDPFIX_LAYERDROP": "off"})

@@ -49,19 +49,6 @@ def recomputed(rank, function, **how):
     return fit_loss, state(wrapped)
 
 
-@program(sample=True)
-def checkpoint_function_of_its_own(rank, size):
-    return recomputed(rank, Mine), Mine.calls
-
-
-def checkpoint_function_as_it_is(rank, size):
-    return recomputed(rank, CheckpointFunction)
-
-
-def checkpoint_function_in_a_static_graph(rank, size):
-    return recomputed(rank, Mine, static_graph=True), Mine.calls
-
-
 class Named(Mine):
     """Its apply is its own as well."""
 
@@ -71,8 +58,11 @@ class Named(Mine):
         return super().apply(function, preserve, *args)
 
 
-def checkpoint_function_with_an_apply(rank, size):
-    return recomputed(rank, Named), Mine.calls
+@program(sample=True)
+def checkpoint_functions(rank, size):
+    """Of its own, torch's, one in a static graph, and one whose apply is its own as well."""
+    ways = (Mine, {}), (CheckpointFunction, {}), (Mine, {"static_graph": True}), (Named, {})
+    return [recomputed(rank, function, **how) for function, how in ways], Mine.calls
 
 
 class Timed(DDP):
