@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from ddpfix.layerdrop import decisions, numbers, source, training
+from ddpfix.layerdrop import decisions, loops, numbers, source, training
 from ddpfix.layerdrop.call import is_numpy_generator
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.decisions import Decision
@@ -146,16 +147,23 @@ _RATES_BY_NAME = ("layerdrop", "layer_drop", "stochastic_depth")
 
 
 def _unproved(level: type) -> str:
-    """Return why nothing is known of a method that draws, and names such a rate; empty where there is none."""
+    """Return why nothing is known of a method that draws, and asks for such a rate; empty where there is none."""
     for inner in [innermost(vars(level)[name]) for name in decisions.METHODS if name in vars(level)]:
-        named = inner.__code__.co_names if isinstance(inner, FunctionType) and numbers.may_draw(inner) else ()
-        if any(rate in name for name in named for rate in _RATES_BY_NAME):
+        if not isinstance(inner, FunctionType) or not numbers.may_draw(inner):
+            continue
+        if any(map(_names_a_rate, source.names_of(inner.__code__))):
             try:
-                decisions.of(inner)
+                tests = loops.tests(decisions.of(inner).scope)
             except PatchError as error:
                 return str(error)
-            return f"{decisions.NOT_UNIFORM} ({inner.__code__.co_filename}:{inner.__code__.co_firstlineno})"
+            for test, parts in tests:
+                if any(isinstance(part, ast.Attribute) and _names_a_rate(part.attr) for part in parts):
+                    return f"{decisions.NOT_UNIFORM} ({inner.__code__.co_filename}:{test.lineno})"
     return ""
+
+
+def _names_a_rate(name: str) -> bool:
+    return any(rate in name for rate in _RATES_BY_NAME)
 
 
 def _has_parameters(module: Any) -> bool:

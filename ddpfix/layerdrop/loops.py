@@ -90,6 +90,14 @@ def parts_called(scope: Scope) -> Set[ast.AST]:
     return {*of_module, *(each for each in calls if isinstance(each.func, ast.Name) and each.func.id in turns)}
 
 
+def tests(scope: Scope) -> List[Tuple[Any, Sequence[ast.AST]]]:
+    """Return the conditions of a function that something drawn is a part of, each with all that it is made of."""
+    found: List[Any] = []
+    for node in ast.walk(scope.tree):
+        found += [node.test] if isinstance(node, (ast.If, ast.IfExp, ast.While)) else getattr(node, "ifs", [])
+    return [(test, [*scope.sources(test)]) for test in found if scope.draws_in(test)]
+
+
 def attributes(scope: Scope, *nodes: ast.AST) -> FrozenSet[str]:
     """Return the attributes of the module in expressions, and in what their local names are made of."""
     return frozenset(name for each in scope.sources(*nodes) for name in scope.path(each)[:1])
