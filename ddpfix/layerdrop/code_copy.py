@@ -32,7 +32,8 @@ def scheduled(function: FunctionType, checks: Tuple[str, ...], examined: bool) -
     """Return a copy whose comparisons ask the current call.
 
     Args:
-        checks: functions that a forward calls to know whether all layers have to run, skipped ones included.
+        checks: functions that a forward calls to know whether all layers have to run, skipped ones included. Where it
+            may have them, ``(None, None)`` for the outputs of a skipped layer is made as long as those of a layer.
 
     Raises:
         PatchError: its source is not what runs.
@@ -53,6 +54,10 @@ def scheduled(function: FunctionType, checks: Tuple[str, ...], examined: bool) -
             name = f"_check_{node.id}"
             values[name] = _unless_shared(node.id, found.scope.object(node))
             new[node] = _read(name)
+        # Where it is unpacked, its length is right.
+        is_named = checks and isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if is_named and ast.dump(node.value) == _SHORT:  # type: ignore[attr-defined]
+            new[node.value] = _read("(None, None, None, None, None)")  # type: ignore[attr-defined]
     return _changed(function, found, new, values)
 
 
@@ -89,6 +94,10 @@ def _changed(
     tree = copy.deepcopy(found.scope.tree, memo)
     change = _Change({memo[id(node)]: made for node, made in new.items()})
     return source.changed(function, ast.fix_missing_locations(change.visit(tree)), values)
+
+
+# WavLM in transformers up to 4.36 asks for a third output of a skipped layer (``output_attentions``).
+_SHORT = ast.dump(ast.parse("(None, None)", mode="eval").body)
 
 
 class _Change(ast.NodeTransformer):

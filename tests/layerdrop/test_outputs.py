@@ -117,3 +117,19 @@ def check(entries: Any, left_out: Any) -> None:
     for layer in range(LAYERS - 1):
         same = torch.equal(entries[layer], entries[layer + 1])
         assert same == (layer in left_out), (layer, left_out)
+
+
+def test_attentions_of_wavlm(site: Site) -> None:
+    """Up to 4.36 the unpatched toolkit raises IndexError in the first step that skips a layer."""
+    patch(site, zoo.tiny_model("wavlm"))
+    output, _ = a_step_that_skips(classifier(weighted=False), input_values=sound(), output_attentions=True)
+    output.logits.sum().backward()
+    assert any(attention is not None for attention in output.attentions)
+
+
+@pytest.mark.skipif(Version("4.38") <= RELEASE, reason="mended upstream after 4.36")
+def test_attentions_of_wavlm_fail_unpatched() -> None:
+    model = classifier(weighted=False)
+    with pytest.raises(IndexError):
+        for _ in range(20):
+            model(input_values=sound(), output_attentions=True)
