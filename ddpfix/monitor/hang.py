@@ -17,8 +17,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ddpfix import log
-from ddpfix.exchange.alarms import Alarms, HangReport
-from ddpfix.exchange.presence import Present
+from ddpfix.exchange.records import HangReport, Present
 from ddpfix.groups import calls, internals, timeouts
 from ddpfix.monitor import error_file, processes
 from ddpfix.monitor.position import Tracker
@@ -62,7 +61,6 @@ class Monitor(Watch):
         super().__init__(store, here)
         self._rank, self._size, self._folder = here.number, here.size, folder
         self._hang, self._exit = hang, exit
-        self._alarms = Alarms(self._connection, here.number, here.size)
         self._tracker = Tracker(here)
         # The store may be that of rank 0, which tells nothing any more once it is stopped.
         self._keeper: Optional[Present] = None
@@ -75,8 +73,8 @@ class Monitor(Watch):
 
     def _begins(self) -> bool:
         try:
-            self._presence.enter()
-            self._number = self._alarms.alarm()
+            self._records.enter()
+            self._number = self._records.alarm()
             self._limit()
         except Exception as error:
             log.debug(f"hangs are not detected: the store does not answer: {error!r}")
@@ -84,10 +82,10 @@ class Monitor(Watch):
         return True
 
     def _leave(self) -> None:
-        own = self._presence.of(self._rank)
+        own = self._records.of(self._rank)
         # The thread that gives signs of life knows better how the program has ended.
         if self._how != UNDONE and own is not None and not own.beat:
-            self._presence.leave(self._end(self._how))
+            self._records.leave(self._end(self._how))
 
     def _look(self) -> None:
         try:
@@ -112,7 +110,7 @@ class Monitor(Watch):
     def _round(self) -> None:
         if self._keeper is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             # Early: once it is stopped, nothing can be asked.
-            self._keeper = self._presence.of(0)
+            self._keeper = self._records.of(0)
         since, alarm = self._tracker.look(), self._alarm
         if alarm is not None and since < alarm.since:
             # A collective has begun since the alarm.
@@ -143,16 +141,16 @@ class Monitor(Watch):
             self._say_alone(limit, f"rank 0, which keeps the store, {processes.in_words(processes.STOPPED)}")
             return
         try:
-            number = self._alarms.alarm()
+            number = self._records.alarm()
             if number > self._number:
                 position = self._tracker.position()
                 self._number, self._alarm = number, Alarm(number, position.since)
-                self._alarms.sign(number, position)
+                self._records.sign(number, position)
             elif self._alarm is not None and self._alarm.told is None:
                 self._follow(self._alarm, limit)
             elif self._suspects(limit):
                 self._raised = System.monotonic()
-                self._alarms.raise_alarm(self._number)
+                self._records.raise_alarm(self._number)
         except Exception as error:
             # Without the store nobody is left to compare with.
             log.debug(f"the ranks cannot be compared: {error!r}")
@@ -167,14 +165,14 @@ class Monitor(Watch):
 
     def _follow(self, alarm: Alarm, limit: float) -> None:
         """Wait for what is found, or find it."""
-        alarm.told = self._alarms.told(alarm.number)
+        alarm.told = self._records.told(alarm.number)
         if alarm.told is None:
             if not self._judges(alarm, limit):
                 return
-            there = self._alarms.positions(alarm.number)
+            there = self._records.positions(alarm.number)
             found = judge(there, self._absent(there), limit)
             alarm.told, alarm.is_ours = HangReport(found, self._folder or _new_folder() if found else ""), True
-            self._alarms.report(alarm.number, alarm.told)
+            self._records.report(alarm.number, alarm.told)
         alarm.told_at = System.monotonic()
         if alarm.found is not None:
             is_written = write_stacks(alarm.told.folder, self._rank, alarm.found.text)
@@ -184,20 +182,20 @@ class Monitor(Watch):
     def _judges(self, alarm: Alarm, limit: float) -> bool:
         """Return whether this rank is to judge, and every rank that can has told where it is."""
         waited = System.monotonic() - alarm.at
-        if self._alarms.signed(alarm.number) < self._size:
+        if self._records.signed(alarm.number) < self._size:
             if waited < 2 * self._talks() + min(1.0, limit / 4):
                 return False
             if waited < limit / 4 + 2 * self._talks():
-                there = self._alarms.positions(alarm.number) if self._alarms.lowest(alarm.number) else {}
+                there = self._records.positions(alarm.number) if self._records.lowest(alarm.number) else {}
                 # It may be known why ranks do not answer.
                 if not there or any(each.how == SILENT for each in self._absent(there)):
                     return False
-        return self._alarms.lowest(alarm.number) and self._alarms.claims(alarm.number)
+        return self._records.lowest(alarm.number) and self._records.judges(alarm.number)
 
     def _absent(self, there: Dict[int, Position]) -> List[SilentRank]:
         found: List[SilentRank] = []
         for rank in (rank for rank in range(self._size) if rank not in there):
-            who = self._presence.of(rank)
+            who = self._records.of(rank)
             if who is None:
                 found.append(SilentRank(rank, SILENT))
             elif who.end is not None and who.end.how != UNDONE:

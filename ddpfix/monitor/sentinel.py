@@ -16,8 +16,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 from ddpfix import log
 from ddpfix.exchange import notices
 from ddpfix.exchange.connection import StoreLostError
-from ddpfix.exchange.failure_records import FailureRecords
-from ddpfix.exchange.presence import Present
+from ddpfix.exchange.records import Present
 from ddpfix.monitor import error_file, last_words, processes
 from ddpfix.monitor.watch import Rank, Watch
 from ddpfix.rules import endings
@@ -48,7 +47,6 @@ class Sentinel(Watch):
     def __init__(self, store: Any, here: Rank) -> None:
         super().__init__(store, here)
         self._rank, self._step = here.number, here.step
-        self._records = FailureRecords(self._connection.store, here.number)
         self._notices = notices.Reader(self._pause())
         self._is_lost = False
         self._cause: Optional[Finding] = None
@@ -66,7 +64,7 @@ class Sentinel(Watch):
             return
         try:
             if not self._is_lost:
-                self._presence.beat(self._step())
+                self._records.beat(self._step())
                 self._read_cause()
                 self._notices.look(self._connection.store())
         except Exception as error:
@@ -76,15 +74,15 @@ class Sentinel(Watch):
     def _leave(self) -> None:
         self._notices.end()
         if self._how == UNDONE:
-            self._presence.leave(End(self._rank, UNDONE))
+            self._records.leave(End(self._rank, UNDONE))
         elif self._how == LEFT:
-            self._presence.leave(self._end(LEFT))
+            self._records.leave(self._end(LEFT))
         elif self._connection.is_open():
             failure = self._failure()
             if failure is not None:
                 self._failed(failure)
             else:
-                self._presence.leave(self._end(ENDED if self._main.returned() else EXITED))
+                self._records.leave(self._end(ENDED if self._main.returned() else EXITED))
 
     def _read_cause(self) -> None:
         if self._cause is None:
@@ -113,18 +111,18 @@ class Sentinel(Watch):
         if found.kind != endings.FOLLOWED and self._claims(found):
             failure.write()
             self._say(found)
-            self._presence.leave(End(self._rank, FAILED, found.line))
+            self._records.leave(End(self._rank, FAILED, found.line))
             wait = Wait()
             # Until the others know the cause, as far as they have not ended: torch elastic ends them at once.
             while wait.seconds() < LINGER:
-                if self._records.acknowledged() + self._presence.number_of_ends() >= self._here.size:
+                if self._records.acknowledged() + self._records.number_of_ends() >= self._here.size:
                     return
                 wait.pause(0.05)
             return
         self._say_last(self._found() or found)
         with contextlib.suppress(Exception):
             self._records.acknowledge()
-            self._presence.leave(End(self._rank, FAILED, found.line))
+            self._records.leave(End(self._rank, FAILED, found.line))
         if error_file.is_wanted():
             # The first failure is the one that elastic takes for the cause.
             error_file.next_second()
@@ -156,7 +154,7 @@ class Sentinel(Watch):
             if found is not None:
                 return found
             wait.pause(0.05)
-        ends, here = self._presence.ends(), self._here
+        ends, here = self._records.ends(), self._here
         own = End(self._rank, FAILED, "", self._step(), here.work(), here.called())
         return endings.left(ends[0], own, bool(self._call())) if ends else None
 
@@ -189,7 +187,7 @@ class Sentinel(Watch):
         """Return the ranks next to this one that have not left."""
         first = max(0, self._rank - around)
         last = min(self._here.size, first + 2 * around)
-        return self._presence.alive(rank for rank in range(first, last) if rank != self._rank)
+        return self._records.alive(rank for rank in range(first, last) if rank != self._rank)
 
     def _say(self, found: Finding) -> bool:
         """Log a line, once where the ranks of a node print into one stream (the trace of each has it); whether here."""

@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from ddpfix.background import Background
 from ddpfix.exchange.connection import Connection
-from ddpfix.exchange.presence import Presence
+from ddpfix.exchange.records import Records
 from ddpfix.rules.facts import ENDED, UNDONE, Called, End, TrainingProgress
 
 # Seconds between two looks, and how many looks a second the store has to answer at most.
@@ -82,7 +82,7 @@ class Watch:
 
     def __init__(self, store: Any, here: Rank) -> None:
         self._here, self._connection = here, Connection(store, here.size <= _CONNECTIONS)
-        self._presence, self._main = Presence(self._connection, here.number), MainThread()
+        self._records, self._main = Records(self._connection.store, here.number, here.size), MainThread()
         self._over, self._how = threading.Event(), ENDED
         self._thread: Optional[Background] = None
 

@@ -11,7 +11,7 @@ from torch import distributed
 
 from ddpfix.exchange import rendezvous
 from ddpfix.exchange.connection import Connection
-from ddpfix.exchange.presence import Presence
+from ddpfix.exchange.records import Records
 from ddpfix.monitor.sentinel import Sentinel
 from ddpfix.monitor.watch import Rank
 from ddpfix.rules.facts import UNDONE
@@ -81,7 +81,7 @@ def meeting_of(rank: int, store: distributed.Store, monkeypatch: pytest.MonkeyPa
 def test_a_rank_that_undoes_ddpfix_is_not_taken_for_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     store = distributed.HashStore()
     monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
-    others = Presence(Connection(store, own=False), 1)
+    others = Records(Connection(store, own=False).store, 1)
     watching = Sentinel(store, Rank(0, 2, lambda: 3))
     watching.begin()
     try:

@@ -14,10 +14,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from ddpfix import user_code
-from ddpfix.exchange import connection, presence
-from ddpfix.exchange.connection import Connection
-from ddpfix.exchange.failure_records import FailureRecords, PeerFailedError
-from ddpfix.exchange.presence import Presence, Present
+from ddpfix.exchange import connection, records
+from ddpfix.exchange.records import PeerFailedError, Present, Records
 from ddpfix.monitor import last_words, processes
 from ddpfix.rules import endings
 from ddpfix.rules.facts import FAILED, UNDONE, Called, End
@@ -123,20 +121,18 @@ def test_how_a_program_ends(line: str, told: str) -> None:
     assert done.stdout.strip() == f"True {told}", done
 
 
-def test_what_ranks_leave_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ranks_leave_for_each_other() -> None:
     store = torch.distributed.HashStore()
-    monkeypatch.setattr(Connection, "store", lambda self: store)
-    one, other = (FailureRecords(lambda: store, rank) for rank in (0, 1))
+    one, other = (Records(lambda: store, rank) for rank in (0, 1))
     assert one.cause() is None
     found, later = (endings.failed([rank], 3, "ValueError (train.py:8)") for rank in (1, 0))
     assert other.claim(found) and not one.claim(later) and one.cause() == found
     assert other.cause() is None, "its own is no cause for it"
 
 
-def test_who_takes_part_and_who_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_takes_part_and_who_has_left() -> None:
     store = torch.distributed.HashStore()
-    monkeypatch.setattr(Connection, "store", lambda self: store)
-    one, other, watching = (Presence(Connection.__new__(Connection), rank) for rank in (0, 1, 1))
+    one, other, watching = (Records(lambda: store, rank) for rank in (0, 1, 1))
     assert one.ends() == [] and one.of(1) is None and one.alive([1]) == {}
     # The thread that gives no signs of life may come before the one that does, or after it.
     watching.enter()
@@ -155,10 +151,10 @@ def test_who_takes_part_and_who_has_left(monkeypatch: pytest.MonkeyPatch) -> Non
     assert other.ends() == [] and one.number_of_ends() == 1 and other.alive([0]) == {}, "it trains on"
 
 
-@pytest.mark.skipif(not presence.space(), reason="only Linux tells what processes have in common")
+@pytest.mark.skipif(not records.space(), reason="only Linux tells what processes have in common")
 def test_a_process_that_is_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
-    known = Present("host", presence.space(), child.pid)
+    known = Present("host", records.space(), child.pid)
     end = time.monotonic() + 30
     # It is gone for others as soon as it has ended, also if nobody has asked for its code.
     while processes.state_of(known) != processes.GONE and time.monotonic() < end:

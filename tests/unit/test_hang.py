@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import distributed
 
-from ddpfix.exchange import presence
+from ddpfix.exchange import records
 from ddpfix.matrix import loader
 from ddpfix.monitor import hang as monitor
 from ddpfix.monitor import loaders, places, processes
@@ -172,7 +172,7 @@ def test_a_name_of_several_things_tells_none() -> None:
 def test_a_process_that_is_stopped_or_gone_is_told_by_the_system() -> None:
     code = "import time; print('sleeps', flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    who = presence.here()._replace(pid=child.pid)
+    who = records.here()._replace(pid=child.pid)
     try:
         assert child.stdout is not None and child.stdout.readline() == b"sleeps\n"
         assert processes.in_words(processes.lasting(child.pid)) == ""

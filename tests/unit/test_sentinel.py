@@ -12,7 +12,7 @@ import pytest
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.exchange import presence
+from ddpfix.exchange import records
 from ddpfix.monitor import last_words, sentinel
 from ddpfix.monitor.sentinel import Sentinel
 from ddpfix.monitor.watch import Rank
@@ -59,7 +59,7 @@ def rank(store: Any, number: int, error: Optional[BaseException] = None, step: i
     """A rank that has given a sign of life, and whose program ends now."""
     made = Sentinel(store, Rank(number, 2, lambda: step))
     made._main = Program(error)  # type: ignore[assignment]
-    made._presence.beat(step)
+    made._records.beat(step)
     return made
 
 
@@ -79,7 +79,7 @@ def test_the_cause_is_said_by_all_and_written_for_elastic(
     later._leave()
     above = endings.above(cause)
     assert said[1:] == [*[(cause.line, cause.data())] * 2, (above.line, above.data())]
-    there = later._presence.of(0)
+    there = later._records.of(0)
     assert there is not None and there.end is not None and there.end.how == facts.FAILED
 
 
@@ -100,7 +100,7 @@ def test_the_error_that_hydra_prints_before_it_exits(
     exits = rank(store, 1)
     exits._main.returned = lambda: returns  # type: ignore[method-assign]
     exits._leave()
-    end = exits._presence.of(1)
+    end = exits._records.of(1)
     assert [text for text, _ in said] == ([] if returns else ["rank 1 failed in step 3: KeyError: 'text' (aug.py:12)"])
     assert end is not None and end.end is not None and end.end.how == (facts.ENDED if returns else facts.FAILED)
 
@@ -116,15 +116,15 @@ def test_a_rank_that_goes_on_without_its_group_or_ddpfix(store: Any, said: List[
     assert text == (told if how == facts.LEFT else f"rank 0 failed in step 3: RuntimeError: {GONE}")
 
 
-@pytest.mark.skipif(not presence.space(), reason="only Linux tells what processes have in common")
+@pytest.mark.skipif(not records.space(), reason="only Linux tells what processes have in common")
 @pytest.mark.parametrize("is_here", [True, False])
 def test_a_rank_without_a_last_word(store: Any, said: List[Line], is_here: bool) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     killed = rank(store, 1)
-    space = presence.space() if is_here else "another machine"
-    killed._presence._own = killed._presence._own._replace(pid=child.pid, host="node", space=space)
-    killed._presence.beat(2)
+    space = records.space() if is_here else "another machine"
+    killed._records._own = killed._records._own._replace(pid=child.pid, host="node", space=space)
+    killed._records.beat(2)
     rank(store, 0, GONE)._leave()
     ((text, finding),) = said
     process = f", last seen in step 2, rank 0 is in step 3: process {child.pid} on node has"
