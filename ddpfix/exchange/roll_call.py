@@ -5,13 +5,17 @@ be matched with another one of theirs. A step that is like the one before needs 
 
 Whether all ranks of a group come to one place is asked once. A rank that waits in vain refuses for all of them, also
 for those that come later: all ranks get the same answer.
+
+On how many ranks the same was found is asked where some may be gone, so nobody waits for long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
+from ddpfix.background import answer
 from ddpfix.exchange.keys import (
     count,
     decide,
@@ -30,6 +34,9 @@ from ddpfix.groups import timeouts
 _PAUSE = (0.0002, 0.05)
 # Ranks have just been in a collective together, so one that does not come within this time does something else.
 LIMIT = 300.0
+# Seconds to wait for ranks of which some may be gone, and for a store that does not answer.
+SHORT = 2.0
+_STORE_LIMIT = 1.0
 _SUM, _ALL, _READ = "sum", "all", "read"
 
 
@@ -103,3 +110,40 @@ def refuse(name: str, ranks: Sequence[int]) -> None:
     store = default_store()
     if store is not None:
         decide(keys(store, f"consent/{name}"), "answer", False)
+
+
+class Found(NamedTuple):
+    """How many ranks of a group have found the same as this one within the limit, and how many there are."""
+
+    same: int
+    size: int
+
+
+def compare(name: str, size: int, text: str, limit: float = SHORT) -> Optional[Found]:
+    """Tell the other ranks what this one has found, and wait for what they have found.
+
+    Args:
+        name: of what is compared; the same on all ranks, and used once.
+        size: of the group.
+
+    Returns:
+        None where there is no store, or it does not answer.
+    """
+    store = default_store()
+    if store is None or size == 1:
+        return None
+    same = f"same/{hashlib.sha1(text.encode()).hexdigest()}"
+
+    def ask() -> Found:
+        own = keys(store, f"comparison/{name}")
+        own.add(same, 1)
+        own.add("all", 1)
+        look_until(lambda: own.add("all", 0) >= size, lambda waited: waited > limit, pauses(0.002, 0.05, size))
+        found, answered = Found(own.add(same, 0), size), own.add("all", 0)
+        with contextlib.suppress(Exception):
+            # The server of the store may be in this process, which is about to end: the others are to have read.
+            own.add("read", 1)
+            look_until(lambda: own.add("read", 0) >= answered, lambda waited: waited > _STORE_LIMIT / 2, (0.002, 0.05))
+        return found
+
+    return answer(ask, limit + _STORE_LIMIT, None)

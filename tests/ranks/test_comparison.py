@@ -10,9 +10,9 @@ from typing import Any, List
 import pytest
 from torch import distributed
 
-from ddpfix.exchange import comparison
 from ddpfix.exchange import keys as store
-from ddpfix.exchange.comparison import Found
+from ddpfix.exchange import roll_call
+from ddpfix.exchange.roll_call import Found
 
 LIMIT = 0.3
 
@@ -22,8 +22,8 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A store in the place of the process group's."""
     made = distributed.HashStore()
     made.set_timeout(timedelta(seconds=5))
-    monkeypatch.setattr(comparison, "default_store", lambda: made)
-    monkeypatch.setattr(comparison, "keys", lambda whole, name: distributed.PrefixStore(name, whole))
+    monkeypatch.setattr(roll_call, "default_store", lambda: made)
+    monkeypatch.setattr(roll_call, "keys", lambda whole, name: distributed.PrefixStore(name, whole))
     assert store.has(made, "nothing") is False
     return made
 
@@ -33,7 +33,7 @@ def compared(texts: List[str], size: int) -> List[Any]:
     found: List[Any] = [None] * len(texts)
 
     def one(rank: int) -> None:
-        found[rank] = comparison.compare("step", size, texts[rank], LIMIT)
+        found[rank] = roll_call.compare("step", size, texts[rank], LIMIT)
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(texts))]
     for thread in threads:
@@ -61,11 +61,11 @@ def test_a_store_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatc
             over.wait(20)
             return 0
 
-    monkeypatch.setattr(comparison, "default_store", Silent)
-    monkeypatch.setattr(comparison, "keys", lambda whole, name: whole)
+    monkeypatch.setattr(roll_call, "default_store", Silent)
+    monkeypatch.setattr(roll_call, "keys", lambda whole, name: whole)
     begun = time.monotonic()
     try:
-        assert comparison.compare("step", 2, "a", LIMIT) is None
+        assert roll_call.compare("step", 2, "a", LIMIT) is None
         assert time.monotonic() - begun < LIMIT + 5
     finally:
         over.set()
@@ -75,6 +75,6 @@ def test_a_store_that_is_lost_says_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     def lost(whole: Any, name: str) -> Any:
         raise ConnectionError("gone")
 
-    monkeypatch.setattr(comparison, "default_store", object)
-    monkeypatch.setattr(comparison, "keys", lost)
-    assert comparison.compare("step", 2, "a", LIMIT) is None
+    monkeypatch.setattr(roll_call, "default_store", object)
+    monkeypatch.setattr(roll_call, "keys", lost)
+    assert roll_call.compare("step", 2, "a", LIMIT) is None

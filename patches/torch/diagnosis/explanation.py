@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple
 
-from ddpfix.exchange import comparison
+from ddpfix.exchange import roll_call
 from ddpfix.rules import names, unused
 from ddpfix.rules.finding import Finding
 from ddpfix.rules.names import Group
@@ -177,7 +177,7 @@ class Others:
         size = len(process_groups.ranks_of(case.model.wrapper.process_group))
         name, own = f"{case.model.number}/{case.number}", System.json(sorted(numbers))
         # The other ranks may not have a model without a name.
-        self._found = comparison.compare(name, size, own) if case.model.number else None
+        self._found = roll_call.compare(name, size, own) if case.model.number else None
 
     def agree(self) -> bool:
         """Return whether all ranks have found the same, as far as they can be asked."""
