@@ -31,12 +31,6 @@ def announce(error: BaseException) -> None:
             return
 
 
-def _discard(path: str) -> None:
-    """Remove what a full disk has left of a file: torchrun ends with a traceback of its own if it cannot read it."""
-    with contextlib.suppress(OSError):
-        os.remove(path)
-
-
 def next_second() -> None:
     """Wait for the next whole second: elastic compares these, and of failures in one second takes the lowest rank's."""
     System.pause(1.05 - System.time() % 1)
@@ -67,6 +61,8 @@ def write_text(message: str, trace: str) -> bool:
         os.replace(part, path)
     except OSError as problem:
         log.debug(f"{message} could not be reported to torch elastic: {problem!r}")
-        _discard(part)
+        with contextlib.suppress(OSError):
+            # What a full disk has left of it: torchrun ends with a traceback of its own if it cannot read a file.
+            os.remove(part)
         return False
     return True

@@ -125,7 +125,10 @@ def _told(error: BaseException) -> Tuple[str, List[Tuple[str, int]]]:
     inner = inner.partition(f"\n{_OURS}")[0]
     if found and inner.strip():
         return inner.strip().splitlines()[-1].strip(), [(file, int(line)) for file, line in _LINE.findall(inner)]
-    message = _first_sentences(head)
+    # The first line of the message, up to the end of its last sentence where it breaks within one.
+    first, _, after = head.strip().partition("\n")
+    first = first.rstrip()
+    message = (first[: first.rfind(". ") + 1] if after[:1].islower() else "") or first
     return f"{type(error).__name__}{': ' + message if message else ''}", lines_of(error.__traceback__)
 
 
@@ -140,15 +143,6 @@ def _explanation(error: BaseException) -> str:
         else:
             parts[-1] += f"{'' if parts[-1].endswith(':') else ','} {line.strip()}"
     return "; ".join(parts)
-
-
-def _first_sentences(text: str) -> str:
-    """Return the first line of a message, up to the end of its last sentence where it breaks within one."""
-    lines = text.strip().splitlines()
-    first = lines[0].rstrip() if lines else ""
-    begins_within = len(lines) > 1 and lines[1][:1].islower()
-    whole = first[: first.rfind(". ") + 1] if begins_within else ""
-    return whole or first
 
 
 def lines_of(trace: Optional[TracebackType]) -> List[Tuple[str, int]]:

@@ -107,6 +107,8 @@ class Tracker:
         place = self._place_of_moving(frames) if moving else self._place(frames)
         loading, number = _loading(frames)
         call = calls.of(frames)
+        state = processes.lasting(System.pid(), f"task/{getattr(self._thread, 'native_id', None) or 0}/stat")
+        disk = f"it {processes.in_words(state)}" if state == processes.DISK else ""
         if trains:
             place = place._replace(phase=facts.TRAINING, what="training")
         return Position(
@@ -121,7 +123,8 @@ class Tracker:
             batch=None if loading is None else loading.batches,
             epoch=None if loading is None else loading.epoch,
             loads=number,
-            trouble=self._trouble(loading if place.phase == facts.LOADER else None),
+            # What the system tells of the workers of the loader in which the rank stands, and of a disk.
+            trouble="; ".join(filter(None, (loading.workers if loading and place.phase == facts.LOADER else "", disk))),
             peer=call.peer,
             patience=call.limit,
             loops=places.loops_of(frames),
@@ -131,13 +134,6 @@ class Tracker:
 
     def _place(self, frames: List[FrameType]) -> places.Place:
         return _place(frames, self.still() >= _STANDS)
-
-    def _trouble(self, loading: Optional[loaders.Loading]) -> str:
-        """Return what the system tells of the workers of the loader in which the rank stands, and of a disk."""
-        path = f"task/{getattr(self._thread, 'native_id', None) or 0}/stat"
-        waits = processes.lasting(System.pid(), path) == processes.DISK
-        own = f"it {processes.in_words(processes.DISK)}" if waits else ""
-        return "; ".join(filter(None, (loading.workers if loading is not None else "", own)))
 
     def _place_of_moving(self, frames: List[FrameType]) -> places.Place:
         """Return the innermost function that the rank has been in all the time, and what it was seen to do there."""

@@ -107,8 +107,13 @@ class Sentinel(Watch):
         return Failure(found, lambda: error_file.write_text(found.line, printed.trace))
 
     def _failed(self, failure: Failure) -> None:
-        found = failure.found
-        if found.kind != endings.FOLLOWED and self._claims(found):
+        found, is_first = failure.found, failure.found.kind != endings.FOLLOWED
+        try:
+            is_first = is_first and self._records.claim(found)
+        except Exception as problem:
+            # Without the store nobody knows who was first.
+            log.debug(f"the store does not answer: {problem!r}")
+        if is_first:
             failure.write()
             self._say(found)
             self._records.leave(End(self._rank, FAILED, found.line))
@@ -127,14 +132,6 @@ class Sentinel(Watch):
             # The first failure is the one that elastic takes for the cause.
             error_file.next_second()
             failure.write()
-
-    def _claims(self, found: Finding) -> bool:
-        try:
-            return self._records.claim(found)
-        except Exception as problem:
-            # Without the store nobody knows who was first.
-            log.debug(f"the store does not answer: {problem!r}")
-            return True
 
     def _found(self) -> Optional[Finding]:
         """Return why another rank has exited; None where that cannot be known."""

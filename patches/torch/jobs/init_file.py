@@ -70,22 +70,14 @@ def _file(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[str]:
 def _about(file: Optional[str]) -> str:
     """Return a sentence about a file that is older than this job; "" for another one."""
     try:
-        found = os.stat(file or "")
+        # The process that has started this rank began then, as far as the system tells it.
+        found, begun = os.stat(file or ""), os.stat(f"/proc/{os.getppid()}").st_mtime
     except OSError:
         return ""
-    begun = _launched()
-    if not found.st_size or begun is None or found.st_mtime > begun - _MARGIN:
+    if not found.st_size or found.st_mtime > begun - _MARGIN:
         return ""
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.st_mtime))
     return (
         f"init_process_group has not returned. The ranks rendezvous in the file {file}, last written at {written},"
         " before this job started. If a killed run left it behind, ranks wait for that run: delete it before each start"
     )
-
-
-def _launched() -> Optional[float]:
-    """When the process that has started this rank began; None where that cannot be told."""
-    try:
-        return os.stat(f"/proc/{os.getppid()}").st_mtime
-    except OSError:
-        return None
