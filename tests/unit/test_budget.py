@@ -7,7 +7,7 @@ import pytest
 from tests.support import ledger
 
 # python -m tests.support.ledger prints what they are.
-PRODUCT, TESTS = 29_843, 59_951
+PRODUCT, TESTS = 29_760, 59_947
 
 
 @pytest.mark.parametrize(("folders", "most"), [(ledger.PRODUCT, PRODUCT), (("tests",), TESTS)])
