@@ -85,7 +85,7 @@ class Evidence:
         # The backwards of this process before the last forward.
         self._alarms = self._noted = self._count = 0
         self._is_plain = REDUCTION.of(model) is None and not wrapper.find_unused_parameters
-        self._asks = self._is_plain and reducer.can_ask(wrapper.reducer)
+        self._asks = self._is_plain and reducer.AT_ANY_TIME
 
     @property
     def lines(self) -> lines.Lines:

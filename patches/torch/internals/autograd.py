@@ -67,28 +67,20 @@ class View:
                 if will_reach(node):
                     self._last = node
                     return REACHES
-            return self._of_others()
+            if not any(parameter.requires_grad for parameter in self._parameters):
+                return LEAVES_ALONE
+            # Does the backward leave a part of its graph out (autograd.grad, backward(inputs=...))?
+            node = _NODE()
+            if node is None:
+                return UNSURE
+            return UNSEEN if all(map(will_reach, graph.behind((node,)))) else LEAVES_ALONE
         except RuntimeError:
             # torch.autograd.grad computes the gradients of leaves, and trains nothing.
             return LEAVES_ALONE
 
-    def _of_others(self) -> str:
-        """Return the effect of a backward that reaches no parameter as far as the engine knows."""
-        if not any(parameter.requires_grad for parameter in self._parameters):
-            return LEAVES_ALONE
-        return _of_unseen()
-
     def left_out(self) -> List[int]:
         """Return the numbers of the parameters that the backward will not reach, as far as it can be seen."""
         return [index for index, node in enumerate(self._nodes) if not will_reach(node)]
-
-
-def _of_unseen() -> str:
-    """Return whether the backward leaves a part of its graph out (``autograd.grad``, ``backward(inputs=...)``)."""
-    node = _NODE()
-    if node is None:
-        return UNSURE
-    return UNSEEN if all(map(will_reach, graph.behind((node,)))) else LEAVES_ALONE
 
 
 def may_hide_here() -> bool:

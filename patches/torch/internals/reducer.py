@@ -16,11 +16,6 @@ from ddpfix.models.internals import AT_ANY_TIME as AT_ANY_TIME
 NO_GRADIENT = re.compile(r"did not receive grad for rank (?P<rank>\d+): (?P<indices>[\d ]+)(?P<more>\.\.\.)?")
 
 
-def can_ask(reducer: Any) -> bool:
-    """Return whether it can be asked whether its reduction is finished (torch 2.1)."""
-    return hasattr(reducer, "_check_reducer_finalized")
-
-
 def unfinished(reducer: Any) -> str:
     """Return the error that torch would raise at the next forward; "" if the reduction is finished or has not begun.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Protocol, Set, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 import torch
 
@@ -20,41 +20,6 @@ from ddpfix.patching.site import Site
 from ..internals import autograd
 from .order import BACKWARD, Shared
 
-
-class Observer(Protocol):
-    """Is called when a backward has ended, or failed."""
-
-    def backward_ended(self, roots: Any) -> None: ...
-
-    def backward_failed(self, error: BaseException, roots: Any) -> None: ...
-
-
-class Unsettled(Protocol):
-    """A model whose ranks are to exchange what its last reduction has left out."""
-
-    # Whether they are still to do so.
-    is_due: bool
-
-    @property
-    def thread(self) -> int:
-        """The thread that trains it."""
-        ...
-
-    @property
-    def order(self) -> str: ...
-
-    def settle(self) -> None: ...
-
-
-class Check(Protocol):
-    """What is called around each backward, and may end it with an error."""
-
-    def backward_begins(self) -> Any: ...
-
-    def backward_ended(self, before: Any) -> None: ...
-
-
-Observers = List["weakref.ref[Observer]"]
 # What a backward may be called for that can be read twice.
 _ROOTS = (torch.Tensor, tuple, list)
 
@@ -74,14 +39,14 @@ class Backwards:
     """The observers of backwards in one activation; those of destroyed models leave by themselves."""
 
     def __init__(self) -> None:
-        self.known: Observers = []
+        self.known: List[weakref.ref[Any]] = []
         # Those whose reductions may be left unfinished.
-        self.looking: Observers = []
+        self.looking: List[weakref.ref[Any]] = []
         # One at most: where there are several models, none is checked here.
-        self._checks: List[Check] = []
+        self._checks: List[Any] = []
         # Models whose ranks exchange something when the outermost backward has ended: all reductions of a backward
         # have ended by then, so that ranks exchange in one order.
-        self._unsettled: List[Unsettled] = []
+        self._unsettled: List[Any] = []
         # How many outermost ones have begun in this process.
         self.count = 0
         self._shared: Shared[None] = Shared("torch.backward", BACKWARD)
@@ -102,7 +67,7 @@ class Backwards:
         for cases in (self.known, self.looking, self._checks, self._unsettled):
             cases.clear()
 
-    def look_at(self, case: Observer, looks: bool) -> None:
+    def look_at(self, case: Any, looks: bool) -> None:
         """Call a case at backwards, until the wrapper is undone or the case was destroyed.
 
         Args:
@@ -112,35 +77,35 @@ class Backwards:
         for cases in (self.known, self.looking) if looks else (self.known,):
             cases.append(weakref.ref(case, cases.remove))
 
-    def forget(self, case: Observer) -> None:
+    def forget(self, case: Any) -> None:
         """Do not tell this one any more."""
         for cases in (self.known, self.looking):
             for reference in tuple(cases):
                 if reference() is case:
                     cases.remove(reference)
 
-    def settle_after(self, model: Unsettled) -> None:
-        """Settle this model when the outermost backward has ended that runs now."""
-        self._unsettled.append(model)
+    def settle_after(self, exchange: Any) -> None:
+        """Call ``exchange.settle()`` if it is due when the outermost backward has ended that runs now."""
+        self._unsettled.append(exchange)
 
     def _settle(self) -> None:
         here = threading.get_ident()
         # Of a copy: another thread takes its models out when its backward ends, and one would be passed over.
-        due = [each for each in tuple(self._unsettled) if each.thread == here]
-        for each in sorted(due, key=lambda each: each.order):
+        due = [each for each in tuple(self._unsettled) if each.model.thread == here]
+        for each in sorted(due, key=lambda each: each.model.number):
             self._unsettled.remove(each)
             if each.is_due:
                 each.settle()
 
-    def check(self, check: Check) -> None:
-        """Call this around each backward."""
+    def check(self, check: Any) -> None:
+        """Call ``backward_begins()`` before each backward, and ``backward_ended(what it returned)`` after it."""
         self._checks[:] = [check]
 
-    def checks(self, check: Check) -> bool:
+    def checks(self, check: Any) -> bool:
         """Return whether this is called."""
         return self._checks == [check]
 
-    def check_no_more(self, check: Check) -> None:
+    def check_no_more(self, check: Any) -> None:
         """Do not call this around backwards any more."""
         if self.checks(check):
             self._checks.clear()
@@ -158,7 +123,8 @@ class Backwards:
             self.count += 1
             runs.add(here)
             try:
-                check = before = None
+                check: Any = None
+                before: Any = None
                 if not isinstance(args[0] if args else kwargs.get("tensors"), _ROOTS):
                     args, kwargs = _once(args, kwargs)
                 if checks:
@@ -171,7 +137,7 @@ class Backwards:
                     tracebacks.hide(error)
                     raise
                 if before is not None:
-                    check.backward_ended(before)  # type: ignore[union-attr]
+                    check.backward_ended(before)
                 if unsettled:
                     self._settle()
                 if looking:

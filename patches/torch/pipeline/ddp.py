@@ -210,29 +210,26 @@ def _meet_within(wrapper: Any, call: Call) -> None:
 
 def _record(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
     """Record a new model, made by the constructor or as a copy, and run the stages on it."""
-    if not process_groups.is_torchs(wrapper.process_group):
-        MODELS[wrapper] = None
-        return None
     with _RECORDING:
-        return _run_stages(wrapper, call)
-
-
-def _run_stages(wrapper: Any, call: Optional[Call]) -> Optional[Wrapped]:
-    try:
-        model = MODELS[wrapper] = Wrapped(wrapper, *(() if call is None else (call.number, call.parameters)))
-    except Exception as error:
-        MODELS[wrapper] = None
-        log.warning(f"a {type(inner(wrapper)).__name__} under DDP is left to torch: {error!r}")
-        return None
-    for stage in stages():
+        model: Optional[Wrapped] = None
         try:
-            # A subclass of parameters may count what is called.
-            with modes.hidden(), modes.Uncounted():
-                stage.built(model, call)
+            if process_groups.is_torchs(wrapper.process_group):
+                model = Wrapped(wrapper, *(() if call is None else (call.number, call.parameters)))
         except Exception as error:
-            model.detach(stage.place)
-            log.warning(f"{stage.place} of a {type(inner(wrapper)).__name__} under DDP is left to torch: {error!r}")
-    return model
+            log.warning(f"a {type(inner(wrapper)).__name__} under DDP is left to torch: {error!r}")
+        MODELS[wrapper] = model
+        if model is None:
+            return None
+        for stage in stages():
+            try:
+                # A subclass of parameters may count what is called.
+                with modes.hidden(), modes.Uncounted():
+                    stage.built(model, call)
+            except Exception as error:
+                model.detach(stage.place)
+                name = type(inner(wrapper)).__name__
+                log.warning(f"{stage.place} of a {name} under DDP is left to torch: {error!r}")
+        return model
 
 
 def rebuild_stages(model: Wrapped) -> None:

@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import functools
 from types import ModuleType
-from typing import Any, Callable, ContextManager, Dict, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Tuple
 
 from torch import distributed
 
@@ -43,53 +43,37 @@ class Follower:
         """Called when the patch is undone."""
 
 
-class ProcessExit:
-    """The handler of atexit, which calls the followers of a process whose group is still up.
-
-    After all of them multiprocessing's own handler, which was registered earlier, closes a trace where one is written;
-    processes that multiprocessing has started run no other.
-
-    Args:
-        followers: gives those that are called, the first one last.
-    """
-
-    def __init__(self, followers: Callable[[], Sequence[Follower]]) -> None:
-        self._followers = followers
-
-    def expect(self) -> None:
-        """Register it; functions of the program that were registered before run after it."""
-        self.forget()
-        atexit.register(self._run)
-
-    def forget(self) -> None:
-        """Take it back: the group was destroyed, or the patches are undone."""
-        atexit.unregister(self._run)
-
-    def _run(self) -> None:
-        lowest_rank.flush()
-        for each in reversed(self._followers()):
-            _guarded(each, each.exits)
-
-
 class ProcessGroup:
-    """The process group of all ranks in one activation."""
+    """The process group of all ranks in one activation.
+
+    Its handler of atexit is registered when the group is up: functions of the program that were registered before run
+    after it. Then multiprocessing's own, registered earlier, closes a trace; what it has started runs no other.
+    """
 
     def __init__(self) -> None:
         self._shared: Shared[Follower] = Shared("torch.process_group", GROUP)
-        self._exit = ProcessExit(lambda: self._shared.subscribers)
 
     def follow(self, site: Site, module: ModuleType, follower: Follower) -> None:
         """Have a follower, whose place no other has taken, called until the patch is undone."""
         self._shared.join(site, follower.place, follower, functools.partial(self._put_on, module))
         site.at_undo(follower.undone)
         if distributed.is_available() and distributed.is_initialized():
-            self._exit.expect()
+            self._expect_exit()
             _guarded(follower, follower.up)
+
+    def _expect_exit(self) -> None:
+        atexit.unregister(self._exits)
+        atexit.register(self._exits)
+
+    def _exits(self) -> None:
+        lowest_rank.flush()
+        for each in reversed(self._shared.subscribers):
+            _guarded(each, each.exits)
 
     def _put_on(self, module: ModuleType, site: Site) -> None:
         site.wrap(module, "init_process_group", self._init)
         site.wrap(module, "destroy_process_group", self._destroy)
-        site.at_undo(self._exit.forget)
+        site.at_undo(lambda: atexit.unregister(self._exits))
 
     def _init(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         followers = self._shared.subscribers
@@ -97,7 +81,7 @@ class ProcessGroup:
             for each in followers:
                 opened.enter_context(each.coming_up(args, kwargs))
             result = wrapped(*args, **kwargs)
-        self._exit.expect()
+        self._expect_exit()
         for each in followers:
             _guarded(each, each.up)
         return result
@@ -111,7 +95,7 @@ class ProcessGroup:
                 _guarded(each, each.leaving)
         result = wrapped(*args, **kwargs)
         if not distributed.is_initialized():
-            self._exit.forget()
+            atexit.unregister(self._exits)
         return result
 
 

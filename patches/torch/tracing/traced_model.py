@@ -136,7 +136,7 @@ class Traced:
         model = self._model
         reduction = REDUCTION.of(model)
         if reduction is not None:
-            return sorted(reduction.left_out)
+            return sorted(reduction.arrivals.left_out)
         wrapper = model.wrapper
         if wrapper is not None and wrapper.find_unused_parameters and not self._kept:
             return [index for index, each in enumerate(model.parameters) if each.requires_grad and each.grad is None]

@@ -30,7 +30,8 @@ class BackwardCheck:
     """The check of one model's backwards."""
 
     def __init__(self, model: ddp.Wrapped, hooked: Reduction, backwards: Backwards) -> None:
-        self._model, self._hooked = model, weakref.ref(hooked)
+        self._model = model
+        self._hooked: Any = weakref.ref(hooked)
         self._wrapper = weakref.ref(model.wrapper)
         self._backwards = backwards
         # The parameter whose gradient shows that some have come, and what was read of it.
@@ -39,9 +40,6 @@ class BackwardCheck:
         # Whether hooks have to be put on parameters in front of the next forward.
         self.ends_later = False
         backwards.check(self)
-
-    def _hooked_now(self) -> Reduction:
-        return self._hooked()  # type: ignore[return-value]
 
     @property
     def _reducer(self) -> Any:
@@ -52,7 +50,7 @@ class BackwardCheck:
         if self._parameter is None:
             # A mode of the program's counts what is read of a parameter.
             with modes.Uncounted():
-                every = self._hooked_now().parameters
+                every = self._hooked().parameters
                 plain = [each for each in every if type(each) is nn.Parameter and each.requires_grad]
                 self._parameter = min(plain, key=lambda each: each.numel(), default=None)
         return self._parameter
@@ -65,7 +63,7 @@ class BackwardCheck:
 
     def backward_begins(self) -> Any:
         """Called before each outermost backward; returns what :meth:`backward_ended` gets, None for others."""
-        hooked = self._hooked_now()
+        hooked = self._hooked()
         if self._is_of_another_thread():
             return None
         if hooked.inside == threading.get_ident():
@@ -98,7 +96,7 @@ class BackwardCheck:
 
     def backward_ended(self, before: Before) -> None:
         """Called after a backward that has raised nothing."""
-        hooked = self._hooked_now()
+        hooked = self._hooked()
         if self._is_of_another_thread():
             return
         if hooked.within is not None:
@@ -118,11 +116,11 @@ class BackwardCheck:
     def waits(self) -> bool:
         """Return whether DDP waits for gradients of a backward that has ended, past the wrapper of all backwards."""
         wrapper = self._wrapper()
-        return self._hooked_now().state is ARMED and wrapper is not None and bool(reducer.unfinished(wrapper.reducer))
+        return self._hooked().state is ARMED and wrapper is not None and bool(reducer.unfinished(wrapper.reducer))
 
     def backward_missed(self) -> None:
         """Finalize after a backward that has left DDP waiting, and has passed no hook."""
-        self._hooked_now().backward_ended_unfinished(autograd.REACHES)
+        self._hooked().backward_ended_unfinished(autograd.REACHES)
 
     # The end.
 
@@ -137,7 +135,7 @@ class BackwardCheck:
         """Check nothing any more, and leave the model to its hooks."""
         self.ends_later = False
         if self.forget():
-            self._hooked_now().hook_parameters()
+            self._hooked().hook_parameters()
 
     def checks(self) -> bool:
         """Return whether backwards are still checked."""

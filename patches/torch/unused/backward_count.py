@@ -11,7 +11,7 @@ fewer backwards than the one before begins, or ends, with a roll-call; the other
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ddpfix import log
 from ddpfix.exchange import roll_call
@@ -175,20 +175,16 @@ def _complete_before(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, An
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
         return None
-    # The optimizer uses the gradients as soon as a closure returns.
-    reducing = _then(closure, lambda: _complete(affected))
+
+    def reducing() -> Any:
+        # The optimizer uses the gradients as soon as a closure returns.
+        value = closure()
+        _complete(affected)
+        return value
+
     if "closure" in kwargs:
         return args[:1], {**kwargs, "closure": reducing}
     return (args[0], reducing, *args[2:]), kwargs
-
-
-def _then(closure: Callable[[], Any], action: Callable[[], None]) -> Callable[[], Any]:
-    def both() -> Any:
-        value = closure()
-        action()
-        return value
-
-    return both
 
 
 def _complete(held: Sequence[Reduction]) -> None:

@@ -6,10 +6,11 @@ does so everywhere, instead of the flag. :mod:`.finalizer` has the method.
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Type
+from typing import TYPE_CHECKING, Any, Dict, Optional, Type
 
 from ddpfix import log
 from ddpfix.exchange import roll_call
@@ -94,7 +95,7 @@ class Finalize(ddp.Stage):
         skipped_layers.follow(model)
         clock = CLOCK.of(model)
         if clock is not None:
-            clock.is_armed = _asks(finalizer)
+            clock.is_armed = functools.partial(_is_armed, weakref.ref(finalizer))
         model.attach(self.place, finalizer.forward_begins, finalizer.forward_ended, finalizer.forward_failed)
         replica = ddp.replica(model)
         if replica is not None:
@@ -121,15 +122,10 @@ def _finalizer() -> Type[Finalizer]:
     return Finalizer
 
 
-def _asks(finalizer: Finalizer) -> Callable[[], bool]:
-    """Return what asks whether a model waits for a first gradient; the clock, which outlives it, does not keep it."""
-    reference = weakref.ref(finalizer)
-
-    def is_armed() -> bool:
-        known = reference()
-        return known is not None and known.state is ARMED
-
-    return is_armed
+def _is_armed(reference: weakref.ref[Finalizer]) -> bool:
+    """Return whether a model waits for a first gradient; the clock, which outlives the finalizer, does not keep it."""
+    known = reference()
+    return known is not None and known.state is ARMED
 
 
 def _possible(arguments: Dict[str, Any]) -> bool:

@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import functools
 from threading import get_ident
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 import torch
 
 from ..internals import autograd, reducer
+from ..internals.tensors import Prehook
 from ..pipeline import ddp
 from ..pipeline.backward import Backwards
 from ..pipeline.optimizers import Steps
 from . import backward_count, states, unregistered
+from .arrivals import Arrivals
 from .backward_check import BackwardCheck, BackwardInForward
-from .gradient_hooks import GradientHooks
-from .local_gradients import LocalGradients, Outputs
-from .ready_marks import Marks
+from .local_gradients import LocalGradients
 from .states import ARMED, FINALIZED, IDLE, PENDING, RUNNING
 from .used_map import UsedMap
 
@@ -44,21 +44,21 @@ class Finalizer:
         self.parameters = model.parameters
         self.state = IDLE
         self.backwards, self._all_backwards = backward_count.Backwards(model, steps), backwards
-        self.arrivals = GradientHooks(self, self.parameters)
-        self._marks = Marks(model, self.arrivals, lambda: self.used.ask())
-        self.used: UsedMap = UsedMap(model, self, self._marks, backwards)
+        self.arrivals = Arrivals(model, self)
+        self.used = UsedMap(model, self, self.arrivals, backwards)
         self._queue_end = functools.partial(_AT_END, self._backward_ended)
         # What the backward that runs does with the parameters, according to the engine.
         self._effect = autograd.REACHES
         # The state before that backward.
         self._before = IDLE
         # Keeps this rank's own gradients in a first step that may have more backwards.
-        self._first = LocalGradients(self)
+        self._first = LocalGradients(self.parameters, self.output_reached)
         # How many reductions have ended, and how many of them ddpfix has finalized.
         self.reductions = self._finalized = 0
         # Whether ddpfix finalized the last reduction; gradients after one that DDP finished itself are left alone.
         self._by_us = False
-        self._outputs = Outputs(self.output_reached)
+        # On the nodes behind outputs: a hook on a tensor itself would be visible, as when it is saved.
+        self._hook = Prehook(self.output_reached)
         # Whether an optimizer has stepped within the backward that runs: torch then ends this step with its own error.
         self.left_to_torch = False
         # The thread in which a forward of the wrapper runs, or 0, and the backwards that the program makes there.
@@ -84,11 +84,6 @@ class Finalizer:
     def thread(self) -> int:
         """The thread that trains the model."""
         return self._model.thread
-
-    @property
-    def left_out(self) -> Dict[int, Any]:
-        """The parameters that are left out of the reduction that runs -> the gradient that they had before it."""
-        return self.arrivals.left_out
 
     @property
     def _reducer(self) -> Any:
@@ -127,7 +122,14 @@ class Finalizer:
             hides = autograd.hides_since(self._begun_at) or autograd.may_hide(outputs)
             if hides:
                 self.arrivals.resume()
-        self._outputs.hook(outputs, self._first if not self.reductions else None)
+        for tensor in outputs:
+            if not self.reductions:
+                # In its first step the model notes which outputs a gradient has reached.
+                tensor.grad_fn.register_prehook(self._first.output())
+            elif tensor.output_nr == 0:
+                self._hook.put(tensor.grad_fn)
+            else:
+                tensor.grad_fn.register_prehook(self.output_reached)
         if not self.reductions and len(outputs) > 1 and self._wrapper().gradient_as_bucket_view:  # type: ignore[union-attr]
             self._first.follow(self.arrivals.nodes)
 
@@ -155,7 +157,7 @@ class Finalizer:
         self._by_us = False
         if self._check is not None:
             self._check.forward_ended()
-        self._marks.step_begins()
+        self.arrivals.step_begins()
         self.used.step_begins()
         self._first.ended()
         self.armed_at = self._begun_at
@@ -207,7 +209,7 @@ class Finalizer:
             # may complete the bucket, which is then sent before the mark's zeros are in it.
             ordered = len(self._first.streams) < 2
             if others or (self._finalized and self.reductions > 1 and ordered):
-                self._marks.mark(self.arrivals.unreachable(at_once=others))
+                self.arrivals.mark(self.arrivals.unreachable(at_once=others))
 
     def _arm_again(self) -> None:
         if self.backwards.one_more():
@@ -216,7 +218,7 @@ class Finalizer:
             if self.backwards.agree_to(self._first.may_restore()):
                 self._first.restore()
                 self.arrivals.all_local()
-        self._marks.reduction_begins()
+        self.arrivals.reduction_begins()
         self.arrivals.forget()
         reducer.arm_again(self._reducer)
 
@@ -226,21 +228,21 @@ class Finalizer:
 
     def _outcome(self) -> str:
         """Return the event that the end of this backward is."""
-        if self._effect is autograd.UNSURE and not self._marks.any_arrived():
+        if self._effect is autograd.UNSURE and not self.arrivals.any_arrived():
             # It was for something else, or this rank has used no parameter, which nobody can tell apart.
             return states.FOREIGN
         if self.inside and self.within is not None:
             return states.MISSING if self.within.is_unfinished() else states.UNPREPARED
         last = self.backwards.ended()
         if self._is_complete():
-            usual = self.reductions and self.backwards.usual and not self.left_out
+            usual = self.reductions and self.backwards.usual and not self.arrivals.left_out
             event = states.USUAL if usual else states.COMPLETE
             return states.TWICE if self.arrivals.arrived_twice else event
         return states.LEFT if self.left_to_torch else states.MISSING if last else states.MORE
 
     def _is_complete(self) -> bool:
         """Return whether DDP has finished by itself."""
-        if self._marks.is_complete(self._effect):
+        if self.arrivals.is_complete(self._effect):
             return True
         # Behind a reentrant checkpoint the gradients of the step can be seen, and no node that they come to.
         hidden = self._effect is autograd.UNSEEN and not self.arrivals.on
@@ -279,12 +281,12 @@ class Finalizer:
         """Mark the parameters that DDP still waits for; called at the end of a backward."""
         unregistered.raise_if_any(self._model)
         self._first.keep(self.reductions)
-        self._marks.mark_missing(self._effect)
+        self.arrivals.mark_missing(self._effect)
         # DDP has queued its end behind this callback.
         reducer.at_end_of_backward(self._marked)
 
     def _marked(self) -> None:
-        self._marks.check_finished(is_first=not self.reductions)
+        self.arrivals.check_finished(is_first=not self.reductions)
         self.on(states.MARKED)
 
     def finalized(self) -> None:
@@ -295,15 +297,15 @@ class Finalizer:
         """End a reduction that DDP has completed by itself, in its first step or one with several backwards."""
         # Where parameters get several gradients in a step, torch has ended this loop before: all of them are averaged.
         several = self._finalized and self.backwards.expected > 1 and not self.backwards.one_gradient_each
-        self._end_reduction(by_us=bool(self.left_out or several))
+        self._end_reduction(by_us=bool(self.arrivals.left_out or several))
 
     def _end_reduction(self, by_us: bool) -> None:
         self._by_us = by_us
-        self._marks.reduced()
-        self.backwards.reduced(self.left_out)
+        self.arrivals.reduced()
+        self.backwards.reduced(self.arrivals.left_out)
         self.count_reduction()
         if by_us:
-            self._finalized += bool(self.left_out)
+            self._finalized += bool(self.arrivals.left_out)
             self.arrivals.keep()
 
     def count_reduction(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from types import ModuleType
-from typing import Any, Dict, FrozenSet, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ddpfix import log
 from ddpfix.layerdrop import cover
@@ -23,11 +23,6 @@ from ..internals.wrapper import rebuild
 from ..pipeline import ddp
 
 FLAG = "find_unused_parameters"
-
-# Kinds of devices on which the flag is the slower of the two ways: with it torch copies a bitmap to the host in each
-# step that leaves something out, and the host waits for the whole backward. `python -m tests.gpu` measures it; a kind
-# stands here when its table in docs/costs.md says so. On CPUs there is nothing to copy.
-SLOWER_ON: FrozenSet[str] = frozenset()
 
 
 def decide(site: Site, module: ModuleType, owner: Any) -> None:
@@ -51,12 +46,10 @@ class Flag(ddp.Stage):
             call.facts["flag is ours"] = self._mode != "find" and not call.arguments.get(FLAG)
             call.facts["flag is theirs"] = bool(user_choice(call.arguments))
             call.arguments[FLAG] = True
-        log.setting(FLAG, requested, bool(call.arguments.get(FLAG)), self._note(call.arguments))
-
-    def _note(self, arguments: Dict[str, Any]) -> str:
-        if arguments.get("static_graph"):
-            return "static_graph=True"
-        return "" if self._mode == "auto" else f"DDPFIX_UNUSED={self._mode}"
+        note = "" if self._mode == "auto" else f"DDPFIX_UNUSED={self._mode}"
+        if call.arguments.get("static_graph"):
+            note = "static_graph=True"
+        log.setting(FLAG, requested, bool(call.arguments.get(FLAG)), note)
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         facts = {} if call is None else call.facts
@@ -127,29 +120,17 @@ def _decide(call: ddp.Call, always: bool) -> bool:
             _warn(names)
         # A toolkit may drop its user's setting before it builds DDP.
         return user_value
-    against = "" if always else _against(arguments)
-    if against and wrap_hooks.can_replace_flag(arguments):
+    excluding = [] if always else wrap_hooks.excluded(arguments["module"])
+    if excluding and wrap_hooks.can_replace_flag(arguments):
         log.info(
-            f"{FLAG} is not set ({names} skips layers at random), because {against}. ddpfix completes each reduction"
-            " after the backward instead. DDPFIX_UNUSED=find sets the flag"
+            f"{FLAG} is not set ({names} skips layers at random), because {', '.join(excluding)} does not work with it."
+            " ddpfix completes each reduction after the backward instead. DDPFIX_UNUSED=find sets the flag"
         )
         return False
     if not arguments.get(FLAG):
         why = f"{names} skips layers at random" if names else "DDPFIX_UNUSED=find asks for it"
         call.facts["done"] = f"set {FLAG}=True, because {why}"
     return True
-
-
-def _against(arguments: Dict[str, Any]) -> str:
-    """Return what speaks against the flag for a model; "" where nothing does."""
-    module = arguments["module"]
-    excluding = wrap_hooks.excluded(module)
-    if excluding:
-        return f"{', '.join(excluding)} does not work with it"
-    if arguments.get(FLAG):
-        return ""
-    device = next((parameter.device.type for parameter in module.parameters()), "")
-    return f"with it, on {device} the host waits for each backward" if device in SLOWER_ON else ""
 
 
 def _was_dropped(call: ddp.Call) -> bool:
@@ -163,12 +144,8 @@ def _was_dropped(call: ddp.Call) -> bool:
 
 def _skipping(model: Any, decided: bool) -> List[Tuple[str, Any, float]]:
     """Return the modules that skip layers for whose gradients DDP would wait; it waits for none of a frozen layer."""
-    found = (entry for entry in cover.active(model) if _trainable(entry[1]))
+    found = [entry for entry in cover.active(model) if any(p.requires_grad for p in entry[1].parameters())]
     return [entry for entry in found if cover.needs_flag(entry[1], decided)]
-
-
-def _trainable(module: Any) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _warn(names: str) -> None:

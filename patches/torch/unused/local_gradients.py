@@ -7,21 +7,23 @@ another backward follows, so that the sum is rounded as if there had been one re
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 from ddpfix import devices
 
 from ..internals import autograd, modes
-from ..internals.tensors import Prehook, hooks_sums
+from ..internals.tensors import hooks_sums
 from .backward_count import Gradients
-from .states import Reduction
 
 
 class LocalGradients:
-    """Keeps the gradients of a rank, and the streams in which they came to the outputs, until the next step begins."""
+    """Keeps the gradients of a rank, and the streams in which they came to the outputs, until the next step begins.
 
-    def __init__(self, reduction: Reduction) -> None:
-        self._reduction = weakref.ref(reduction)
+    ``reached`` is called when a gradient comes to an output.
+    """
+
+    def __init__(self, parameters: Sequence[Any], reached: Callable[[Any], None]) -> None:
+        self._parameters, self._reached = parameters, reached
         self.streams: Set[Any] = set()
         self._outputs: List[weakref.ref[Output]] = []
         # On the CPU, because it may need as much memory as all gradients.
@@ -33,13 +35,9 @@ class LocalGradients:
         # Whether the backward that runs leaves parameters out: else DDP finishes by itself, and nothing is put back.
         self._leaves_out = False
 
-    @property
-    def _parameters(self) -> Any:
-        return self._reduction().parameters  # type: ignore[union-attr]
-
     def output(self) -> Output:
         """Return a hook for one output."""
-        made = Output(self._reduction(), self.streams)
+        made = Output(self._reached, self.streams)
         self._outputs.append(weakref.ref(made))
         return made
 
@@ -118,30 +116,13 @@ class LocalGradients:
 class Output:
     """A hook on one output. It lives as long as the graph behind the output does."""
 
-    __slots__ = ("__weakref__", "_reduction", "_streams", "reached")
+    __slots__ = ("__weakref__", "_call", "_streams", "reached")
 
-    def __init__(self, reduction: Any, streams: Set[Any]) -> None:
-        self._reduction, self._streams, self.reached = reduction, streams, False
+    def __init__(self, call: Callable[[Any], None], streams: Set[Any]) -> None:
+        self._call, self._streams, self.reached = call, streams, False
 
     def __call__(self, gradients: Any) -> None:
         self.reached = True
         # The engine runs a node, and this hook before it, in the stream of its forward.
         self._streams.update(devices.current_stream(each.device) for each in gradients if each is not None)
-        self._reduction.output_reached(gradients)
-
-
-class Outputs:
-    """Puts hooks on the nodes behind outputs: on the tensors themselves they would be visible, as when one is saved."""
-
-    def __init__(self, reached: Callable[[Any], None]) -> None:
-        self._reached, self._hook = reached, Prehook(reached)
-
-    def hook(self, outputs: Iterable[Any], first: Optional[LocalGradients]) -> None:
-        """Put a hook on each; in its first step the model notes which outputs a gradient has reached."""
-        for tensor in outputs:
-            if first is not None:
-                tensor.grad_fn.register_prehook(first.output())
-            elif tensor.output_nr == 0:
-                self._hook.put(tensor.grad_fn)
-            else:
-                tensor.grad_fn.register_prehook(self._reached)
+        self._call(gradients)

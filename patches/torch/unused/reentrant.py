@@ -15,7 +15,7 @@ import functools
 import types
 import weakref
 from types import ModuleType
-from typing import Any, Callable, Hashable, Iterator, List, Sequence, Set
+from typing import Any, Callable, Dict, Hashable, Iterator, List, Sequence
 
 import torch
 from torch import nn
@@ -46,8 +46,7 @@ class NonReentrant:
     def __init__(self, module: ModuleType, reentrant: Callable[..., Any]) -> None:
         self._module, self._reentrant = module, reentrant
         # By model and what is checkpointed: does the reentrant kind hide parameters that DDP looks for?
-        self._hiding: ddp.Slot[Set[Any]] = ddp.Slot()
-        self._harmless: ddp.Slot[Set[Any]] = ddp.Slot()
+        self._hides: ddp.Slot[Dict[Hashable, bool]] = ddp.Slot()
 
     def run(self, function: Any, preserve: bool, args: Sequence[Any]) -> Any:
         """Run one; see :data:`..pipeline.checkpoints.Run`."""
@@ -56,15 +55,13 @@ class NonReentrant:
         if model is None or not _may_send_gradients(function, args):
             return self._reentrant(function, preserve, *args)
         kind = _kind(function)
-        hiding = self._hiding.of(model) or self._hiding.put(model, set())
-        harmless = self._harmless.of(model) or self._harmless.put(model, set())
-        if kind in harmless:
+        known = self._hides.of(model) or self._hides.put(model, {})
+        if not known.get(kind, True):
             return self._reentrant(function, preserve, *args)
         output = self._module.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
-        if kind not in hiding:
-            hides = _hides(output, args, model)
-            (hiding if hides else harmless).add(kind)
-            if hides:
+        if kind not in known:
+            known[kind] = _hides(output, args, model)
+            if known[kind]:
                 log.once(_NON_REENTRANT)
                 if GUARD.of(model) is None:
                     model.attach(PLACE, before=GUARD.put(model, Guard(model)).begin)

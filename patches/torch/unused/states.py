@@ -7,7 +7,7 @@ A transition is ``(state, event) -> (action, state)``; there is none for any oth
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Protocol, Sequence, Tuple
+from typing import Any, Dict, List, Tuple
 
 from ..pipeline.model import Slot
 
@@ -72,84 +72,12 @@ TRANSITIONS: Dict[Tuple[str, str], Tuple[str, str]] = {
 }
 
 
-class Backwards(Protocol):
-    """The number of backwards in a step, see :mod:`.backward_count`."""
-
-    may_wait: bool
-
-    def use(self, reduction: Reduction) -> None: ...
-
-    def explain(self) -> str: ...
-
-
-class Used(Protocol):
-    """What the ranks exchange after a reduction, see :class:`.used_map.UsedMap`."""
-
-    # Whether they are still to do so after the last one.
-    is_due: bool
-
-    def settle(self) -> None: ...
-
-    def joined(self) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class Reduction(Protocol):
-    """The reduction of one model, see :class:`.finalizer.Finalizer`."""
-
-    state: str
-    # How many reductions have ended.
-    reductions: int
-    left_to_torch: bool
-    # Of backwards within forwards, whose reductions are not all counted; None else.
-    within: Any
-    # The thread in which a forward of the wrapper runs, or 0.
-    inside: int
-    armed_at: int
-
-    @property
-    def thread(self) -> int:
-        """The thread that trains the model."""
-        ...
-
-    @property
-    def left_out(self) -> Dict[int, Any]:
-        """The parameters that are left out of the reduction that runs -> the gradient that they had before it."""
-        ...
-
-    @property
-    def parameters(self) -> Sequence[Any]: ...
-
-    @property
-    def backwards(self) -> Backwards: ...
-
-    @property
-    def used(self) -> Used: ...
-
-    def output_reached(self, gradients: Any) -> None: ...
-
-    def parameter_reached(self) -> None: ...
-
-    def on(self, event: str) -> None: ...
-
-    def settled(self) -> None: ...
-
-    def backward_missed(self) -> None: ...
-
-    def backward_ended_unfinished(self, effect: str) -> None: ...
-
-    def hook_parameters(self) -> None: ...
-
-    def stop_checking(self) -> None: ...
-
-    def end(self) -> None: ...
-
-
+# A :class:`.finalizer.Finalizer`: its module imports those of its parts, which call it back.
+Reduction = Any
 # The reductions that ddpfix finalizes.
-REDUCTION: Slot[Reduction] = Slot()
+REDUCTION: Slot[Any] = Slot()
 # All of them that are alive, for hooks that run in each step.
-_ALL: List[weakref.ref[Reduction]] = []
+_ALL: List[weakref.ref[Any]] = []
 
 
 def add(reduction: Reduction) -> bool:

@@ -22,7 +22,7 @@ from ddpfix.exchange import notices, roll_call
 from ..internals import modes, process_groups
 from ..pipeline import ddp
 from ..pipeline.backward import Backwards
-from .ready_marks import Marks
+from .arrivals import Arrivals
 from .states import Reduction
 
 NEVER = sys.maxsize
@@ -37,12 +37,13 @@ class UsedMap:
         next: the first reduction, counted from 1, after which this rank looks or exchanges, as after all later ones.
         is_on: whether ranks exchange now.
         is_due: whether they are still to do so after the last reduction.
+        model: whose thread does it; its number orders the exchanges of several models.
     """
 
-    def __init__(self, model: ddp.Wrapped, reduction: Reduction, marks: Marks, backwards: Backwards) -> None:
+    def __init__(self, model: ddp.Wrapped, reduction: Reduction, arrivals: Arrivals, backwards: Backwards) -> None:
         # Not its group, which the program may destroy before this one goes.
-        self._model = model
-        self._reduction, self._marks, self._backwards = reduction, marks, backwards
+        self.model = model
+        self._reduction, self._arrivals, self._backwards = reduction, arrivals, backwards
         self._is_alone = model.wrapper.process_group.size() == 1
         together = model.exchanges and not self._is_alone
         self._topic = f"used/{model.number}" if together else ""
@@ -59,17 +60,7 @@ class UsedMap:
 
     @property
     def _group(self) -> Any:
-        return self._model.wrapper.process_group
-
-    @property
-    def thread(self) -> int:
-        """The thread that trains the model."""
-        return self._model.thread
-
-    @property
-    def order(self) -> str:
-        """The name of the model, the same on all ranks."""
-        return self._model.number
+        return self.model.wrapper.process_group
 
     def listen(self, number: int) -> None:
         """Read after this reduction what the rank that asks has decided; called in another thread."""
@@ -109,8 +100,8 @@ class UsedMap:
 
     def reduced(self) -> None:
         """A reduction has ended: exchange, if there is anything to say, when the backward has ended as a whole."""
-        if not self._marks.left_out and self._reduction.reductions < self.next:
-            self._marks.complete()
+        if not self._arrivals.left_out and self._reduction.reductions < self.next:
+            self._arrivals.complete()
             return
         self.is_due = True
         self._backwards.settle_after(self)
@@ -118,14 +109,14 @@ class UsedMap:
     def settle(self) -> None:
         """Exchange with the other ranks what the last reduction has left out, and restore what no rank has used."""
         self.is_due = False
-        self._marks.settle(self._exchange(self._marks.unused(), self._marks.leaves_out()))
+        self._arrivals.settle(self._exchange(self._arrivals.unused(), self._arrivals.leaves_out()))
         self._reduction.settled()
 
     def joined(self) -> None:
         """Take part in a reduction of the others, after this rank has run out of batches under ``join()``."""
         self._reduction.reductions += 1
         if self._reduction.reductions >= self.next:
-            self._exchange(range(len(self._model.parameters)), False)
+            self._exchange(range(len(self.model.parameters)), False)
 
     def _exchange(self, unused: Collection[int], goes_on: bool) -> Optional[AbstractSet[int]]:
         """Return the parameters that no rank has used; None where ranks cannot know."""
@@ -158,7 +149,7 @@ class UsedMap:
 
     def _reduce(self, unused: Collection[int], goes_on: bool) -> Any:
         """Return how many ranks have used each parameter, and how many want to go on with exchanges."""
-        parameters = self._model.parameters
+        parameters = self.model.parameters
         counts = torch.ones(len(parameters) + 1, dtype=torch.int32, device=parameters[0].device)
         # Slices are filled without a copy from the host, for which it would wait.
         for begin, end in _runs(unused):
