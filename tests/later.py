@@ -55,7 +55,6 @@ LATER: Dict[str, int] = {
     "late/test_pipeline": 0,
     "late/test_slow_store": 0,
     "late/test_reads": 0,
-    "late/test_slower_on": 0,
     # Layers in step stay in tests/wenet, tests/unit/test_gate.py and the programs of tests/harm that draw.
     "layerdrop/test_compile": 0,
     "layerdrop/test_families": 3,

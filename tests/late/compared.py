@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
-import sys
 from typing import Any, Dict, List
 
 import torch
@@ -104,10 +103,6 @@ def run(scenario: Dict[str, Any]) -> None:
     record["recomputed"] = recomputed = [0]
     CheckpointFunction.backward = counting(recomputed)
     torch.manual_seed(distributed.get_rank())
-    if plan.get("slower_on"):
-        # Loaded with ddpfix, which is active.
-        flag: Any = sys.modules["ddpfix.patches.torch.unused.flag"]
-        flag.SLOWER_ON = frozenset(plan["slower_on"])
     model = DistributedDataParallel(inner, bucket_cap_mb=plan["cap"], **scenario["ddp"])
     if scenario["hook"]:
         register(model, scenario["hook"])

@@ -1,26 +1,28 @@
-"""Trains ``torch.compile(DistributedDataParallel(model))`` on two ranks and prints what torch.compile made of it.
-
-Run by torch elastic: ``compiled.py PLAN``, where PLAN is a dict as JSON (see :func:`tests.late.test_compile.plan`).
-"""
+"""Trains ``torch.compile(DistributedDataParallel(model))``, and records what torch.compile made of it."""
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import json
-import sys
+import functools
 from typing import Any, Dict, List
 
 import torch
 from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.late.compared import digest, wav2vec2
 
 WIDTH = 512
+STEPS = 4
 
 
 class Stack(nn.Module):
-    """Blocks, and one that is left out where ``skip`` says so."""
+    """Blocks, and one that is never used.
 
-    def __init__(self, spare: bool) -> None:
+    Args:
+        spare: whether it has that one.
+    """
+
+    def __init__(self, spare: bool = False) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(6))
         if spare:
@@ -29,27 +31,11 @@ class Stack(nn.Module):
     def forward(self, x: Any) -> Any:
         for block in self.blocks:
             x = block(x)
-        return {"out": x}
+        return {"last_hidden_state": x}
 
 
-def model_of(plan: Dict[str, Any]) -> Any:
-    if plan["model"] == "wav2vec2":
-        from tests.late.compared import wav2vec2
-
-        return wav2vec2(plan["rate"])
-    return Stack(spare=plan["model"] == "spare")
-
-
-def batch(plan: Dict[str, Any], number: int) -> Any:
-    generator = torch.Generator().manual_seed(10 * number + distributed.get_rank())
-    if plan["model"] == "wav2vec2":
-        return torch.randn(2, 400, generator=generator)
-    return torch.randn(4, WIDTH, generator=generator)
-
-
-def train(plan: Dict[str, Any]) -> Dict[str, Any]:
+def train(record: Dict[str, Any], build: Any, size: Any = (4, WIDTH), compiled: bool = True, **ddp: bool) -> None:
     from torch._dynamo.utils import counters
-    from torch.nn.parallel import DistributedDataParallel
 
     graphs: List[int] = []
 
@@ -57,43 +43,26 @@ def train(plan: Dict[str, Any]) -> Dict[str, Any]:
         graphs.append(len(list(graph.graph.nodes)))
         return graph.forward
 
-    torch.manual_seed(3)
     # Some blocks share a bucket, and others have one of their own: DDP cuts the graph between them.
-    wrapped = DistributedDataParallel(model_of(plan), bucket_cap_mb=2, **plan["ddp"])
-    model = torch.compile(wrapped, backend=backend) if plan["compiled"] else wrapped
+    wrapped = DistributedDataParallel(build(), bucket_cap_mb=2, **ddp)
+    model = torch.compile(wrapped, backend=backend) if compiled else wrapped
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    digests = []
-    for number in range(plan["steps"]):
+    record["steps"] = []
+    for number in range(STEPS):
         torch.manual_seed(100 * number + distributed.get_rank())
         optimizer.zero_grad()
-        output = model(batch(plan, number))
-        value = output["out"] if "out" in output else output["last_hidden_state"]
+        generator = torch.Generator().manual_seed(10 * number + distributed.get_rank())
+        value = model(torch.randn(*size, generator=generator))["last_hidden_state"]
         (value * torch.linspace(-1.0, 1.0, value.numel()).view_as(value)).mean().backward()
         optimizer.step()
-        digests.append(hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest())
-    return {
-        "digests": digests,
-        "graphs": len(graphs),
-        "frames": counters["frames"]["total"],
-        "breaks": sum(counters["graph_break"].values()),
-        "flag": wrapped.find_unused_parameters,
-    }
+        record["steps"].append(digest(list(model.parameters())))
+    record["graphs"], record["flag"] = len(graphs), wrapped.find_unused_parameters
+    record["frames"], record["breaks"] = counters["frames"]["total"], sum(counters["graph_break"].values())
 
 
-def main() -> None:
-    plan = json.loads(sys.argv[1])
-    if plan["settings"] is not None:
-        import ddpfix
-
-        ddpfix.activate(log="warning", **plan["settings"])
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-    try:
-        record = train(plan)
-    except RuntimeError as error:
-        record = {"error": str(error)}
-    print("FOUND " + json.dumps({"rank": distributed.get_rank(), **record}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+stack: Any = functools.partial(train, build=Stack)
+static: Any = functools.partial(train, build=Stack, static_graph=True)
+spare: Any = functools.partial(train, build=lambda: Stack(spare=True))
+spare_eager: Any = functools.partial(spare, compiled=False)
+layerdrop: Any = functools.partial(train, build=lambda: wav2vec2(0.5), size=(2, 400))
+layerdrop_eager: Any = functools.partial(layerdrop, compiled=False)

@@ -1,55 +1,38 @@
-"""A rank in which torch.cuda is a stub that seems to be in use and notes each call: what, and from which thread.
+"""Ranks in which torch.cuda is a stub that seems to be in use; ``record`` has its calls, by whose thread it was.
 
-Prints what it has noted. With ``asks`` a thread of ddpfix's kind calls it, too.
+With ``asks`` a thread of ddpfix's kind calls it, too.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
+import functools
+import threading
 import time
 from typing import Any, Dict, Set
 
 import torch
-from torch import distributed, nn
+from torch import nn
 
-import ddpfix.auto  # noqa: F401
-from ddpfix import log
-from ddpfix.background import Background
-
-CALLS: Dict[str, Set[str]] = {"ours": set(), "programs": set()}
 STUBBED = (
-    *(
-        "synchronize",
-        "current_device",
-        "set_device",
-        "empty_cache",
-        "device_count",
-        "memory_stats",
-        "init",
-        "_lazy_init",
-    ),
-    *("current_stream", "default_stream", "get_rng_state_all", "max_memory_allocated", "memory_reserved"),
-    *("mem_get_info", "get_device_properties", "is_current_stream_capturing", "Event", "Stream"),
+    *("synchronize", "current_device", "set_device", "empty_cache", "device_count", "memory_stats", "init"),
+    *("_lazy_init", "current_stream", "default_stream", "get_rng_state_all", "max_memory_allocated"),
+    *("memory_reserved", "mem_get_info", "get_device_properties", "is_current_stream_capturing", "Event", "Stream"),
 )
 
 
-def note(name: str) -> None:
-    import threading
+def train(record: Dict[str, Any], asks: bool = False) -> None:
+    from ddpfix import log
+    from ddpfix.background import Background
 
-    CALLS["ours" if threading.get_ident() in log.NOTED.unlisted else "programs"].add(name)
+    calls: Dict[str, Set[str]] = {"ours": set(), "programs": set()}
 
+    def stub(name: str, value: Any) -> None:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls["ours" if threading.get_ident() in log.NOTED.unlisted else "programs"].add(name)
+            return value
 
-def stub(name: str, value: Any) -> None:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        note(name)
-        return value
+        setattr(torch.cuda, name, call)
 
-    setattr(torch.cuda, name, call)
-
-
-def train() -> None:
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for name in STUBBED:
@@ -62,15 +45,9 @@ def train() -> None:
         optimizer.zero_grad()
         # The watch of hangs looks, and the trace is written.
         time.sleep(1.0 if step == 10 else 0.1)
-
-
-if __name__ == "__main__":
-    distributed.init_process_group("gloo")
-    train()
-    if sys.argv[1:] == ["asks"]:
+    if asks:
         Background(lambda: torch.cuda.synchronize()).join(5)
-    line = json.dumps({whose: sorted(names) for whose, names in CALLS.items()})
-    # In one piece: both ranks write to the same pipe.
-    os.write(1, f"{line}\n".encode())
-    distributed.barrier()
-    distributed.destroy_process_group()
+    record.update({whose: sorted(names) for whose, names in calls.items()})
+
+
+asked: Any = functools.partial(train, asks=True)

@@ -16,6 +16,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from tests.late.parting import sums
+
 Record = Dict[str, Any]
 STEPS = 4
 SIZE = 4
@@ -86,7 +88,7 @@ def trained(record: Record, model: Any, loss: Any) -> None:
             value.backward()
         optimizer.step()
         record["done"] += 1
-    record["weights"] = [float(p.detach().double().sum()) for p in model.parameters()]
+    record["weights"] = sums(model)
 
 
 # "Expected to have finished reduction".

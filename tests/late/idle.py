@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from packaging.version import Version
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from tests.late.loops.loop import numbers
+from tests.late.parting import sums
 
 Record = Dict[str, Any]
 STEPS = 12
@@ -128,32 +130,15 @@ def train(
                         mean.lerp_(p, 0.1)
             record.setdefault("steps", []).append(_bits(model, gradients, optimizer, average))
             record.setdefault("idle", []).append([each is None for each in gradients])
-            record.setdefault("sums", []).append([float(p.detach().double().sum()) for p in model.parameters()])
+            record.setdefault("sums", []).append(sums(model))
 
 
 def _bits(model: Any, gradients: List[Optional[torch.Tensor]], optimizer: Any, average: Any) -> List[str]:
-    """Return a digest of the parameters, one of the gradients, and one of the optimizer's state and the average."""
-    state = [optimizer.state.get(p, {}) for p in model.parameters()]
-    values = [[(name, each) for name, each in sorted(one.items())] for one in state]
-    return [
-        _digest(list(model.parameters())),
-        _digest(gradients),
-        _digest([values, list(average.parameters())]),
-    ]
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha1("".join(_texts(value)).encode()).hexdigest()[:12]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, torch.Tensor):
-        yield str(value.detach().reshape(-1).double().tolist())
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _texts(each)
-    else:
-        yield str(value)
+    """Return the bits of the parameters, of the gradients, and of the optimizer's state and the average."""
+    held = [each for p in model.parameters() for _, each in sorted(optimizer.state.get(p, {}).items())]
+    state = [torch.as_tensor(each) for each in held if each is not None]
+    known = [each for each in gradients if each is not None]
+    return [numbers(model.parameters()), numbers(known), numbers([*state, *average.parameters()])]
 
 
 PROGRAMS: Dict[str, Callable[..., None]] = {

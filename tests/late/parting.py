@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Dict, Optional
+import functools
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from torch import distributed, nn
@@ -38,10 +39,14 @@ def nothing(step: int) -> None:
     pass
 
 
+def sums(*models: Any) -> List[float]:
+    """What is compared of parameters: a sum of each."""
+    return [float(p.detach().double().sum()) for model in models for p in model.parameters()]
+
+
 def note(record: Record, *models: Any) -> None:
     """Record the parameters after a step."""
-    row = [float(p.detach().double().sum()) for model in models for p in model.parameters()]
-    record.setdefault("steps", []).append(row)
+    record.setdefault("steps", []).append(sums(*models))
 
 
 def train(
@@ -100,12 +105,6 @@ def replaced(record: Record) -> None:
     train(record, model, sgd(model))
 
 
-def past(record: Record) -> None:
-    """The module is called past its wrapper in every step."""
-    model = wrapped()
-    train(record, model, sgd(model), model.module, logged)
-
-
 def adapted(record: Record) -> None:
     """Each rank adapts the module by itself for a while, with new optimizers, and restores it."""
     model = wrapped()
@@ -125,98 +124,67 @@ def adapted(record: Record) -> None:
     train(record, model, optimizer, between=between)
 
 
-def _head() -> Any:
-    torch.manual_seed(1)
-    return nn.Linear(2, 2)
-
-
-def _with_head(record: Record, head: Any, average: bool = False, broadcast: bool = False) -> None:
-    """Train a model, and a head that is not wrapped."""
+def with_head(record: Record, average: bool = False, broadcast: bool = False) -> None:
+    """Train a model, and a head that is not wrapped: the program averages its gradients, or spreads its values."""
     model = wrapped()
+    torch.manual_seed(1)
+    head = nn.Linear(2, 2)
     optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
     for step in range(STEPS):
         optimizer.zero_grad()
         head(model(batch(step))).pow(2).mean().backward()
         for parameter in head.parameters() if average else ():
-            distributed.all_reduce(parameter.grad)
-            parameter.grad /= distributed.get_world_size()
+            averaged(parameter.grad)
         optimizer.step()
         for parameter in head.parameters() if broadcast else ():
             distributed.broadcast(parameter.data, 0)
         note(record, model, head)
 
 
-def head(record: Record) -> None:
-    """Nobody averages the gradients of a head."""
-    _with_head(record, _head())
+head: Any = with_head
+head_averaged: Any = functools.partial(with_head, average=True)
+head_broadcast: Any = functools.partial(with_head, broadcast=True)
 
 
-def head_averaged(record: Record) -> None:
-    """The program does it itself."""
-    _with_head(record, _head(), average=True)
+def averaged(*tensors: Any) -> None:
+    for each in tensors:
+        distributed.all_reduce(each)
+        each /= distributed.get_world_size()
 
 
-def head_broadcast(record: Record) -> None:
-    """The program takes the first rank's values after each step."""
-    _with_head(record, _head(), broadcast=True)
+def called_past(
+    record: Record,
+    when: Callable[[int], bool] = lambda step: True,
+    spread: Optional[Callable[[Any], Any]] = None,
+    until: int = STEPS,
+) -> None:
+    """The module is called past its wrapper.
 
-
-def _past_and(record: Record, spread: Callable[[Any], Any]) -> None:
-    """Train the module past its wrapper, and give all ranks the same values by hand after each step."""
+    Args:
+        record: has the parameters after each step.
+        when: in which steps.
+        spread: gives all ranks the same values of a parameter by hand after each step.
+        until: the step from which that is forgotten.
+    """
     model = wrapped()
 
-    def between(step: int) -> None:
-        for parameter in model.module.parameters():
-            spread(parameter.data)
-
-    train(record, model, sgd(model), model.module, between)
-
-
-def past_and_broadcast(record: Record) -> None:
-    """The first rank's values."""
-    _past_and(record, lambda data: distributed.broadcast(data, 0))
-
-
-def past_and_averaged(record: Record) -> None:
-    """The mean of all ranks."""
-
-    def average(data: Any) -> None:
-        distributed.all_reduce(data)
-        data /= distributed.get_world_size()
-
-    _past_and(record, average)
-
-
-def past_and_broadcast_in_half(record: Record) -> None:
-    """By hand up to the middle, and forgotten from then on."""
-    model = wrapped()
+    def forward(inputs: Any) -> Any:
+        return (model.module if when(len(record["steps"])) else model)(inputs)
 
     def between(step: int) -> None:
-        for parameter in model.module.parameters() if step < 6 else ():
-            distributed.broadcast(parameter.data, 0)
+        for parameter in model.parameters() if spread is not None and step < until else ():
+            spread(parameter.data)  # type: ignore[misc]
         logged(step)
 
-    train(record, model, sgd(model), model.module, between)
+    train(record, model, sgd(model), forward, between)
 
 
-def past_in_half(record: Record) -> None:
-    """It is called past its wrapper from the middle on."""
-    model = wrapped()
-
-    def forward(inputs: Any) -> Any:
-        return (model if len(record["steps"]) < 6 else model.module)(inputs)
-
-    train(record, model, sgd(model), forward, logged)
-
-
-def past_for_a_while(record: Record) -> None:
-    """It is called past its wrapper in two steps, and through it before and after."""
-    model = wrapped()
-
-    def forward(inputs: Any) -> Any:
-        return (model.module if len(record["steps"]) in (2, 3) else model)(inputs)
-
-    train(record, model, sgd(model), forward, logged)
+past: Any = called_past
+past_in_half: Any = functools.partial(called_past, when=lambda step: step >= 6)
+past_for_a_while: Any = functools.partial(called_past, when=lambda step: step in (2, 3))
+past_and_broadcast: Any = functools.partial(called_past, spread=lambda data: distributed.broadcast(data, 0))
+past_and_averaged: Any = functools.partial(called_past, spread=averaged)
+past_and_broadcast_in_half: Any = functools.partial(past_and_broadcast, until=6)
 
 
 def changed(record: Record, hook: Any = None) -> None:
@@ -292,9 +260,8 @@ def post_local_sgd(record: Record) -> None:
     train(record, model, PostLocalSGDOptimizer(sgd(model), averager))
 
 
-def compressed_parts(record: Record) -> None:
-    """One of torch's hooks hides nothing."""
-    changed(record, fp16_compress_hook)
+# One of torch's hooks hides nothing.
+compressed_parts: Any = functools.partial(changed, hook=fp16_compress_hook)
 
 
 def in_backward(record: Record) -> None:

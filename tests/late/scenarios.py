@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.late.loops.loop import SIZE
 from tests.late.loops.tiny_model import Apart, Blocks, uneven
+from tests.late.parting import sums
 
 Record = Dict[str, Any]
 
@@ -37,10 +38,6 @@ def wrapped(**options: Any) -> Any:
 
 def loss(model: Any, number: int) -> Any:
     return model(batch(number), uneven(distributed.get_rank(), number)).pow(2).mean()
-
-
-def weights(model: Any) -> Any:
-    return [float(p.detach().sum()) for p in model.parameters()]
 
 
 def sgd(model: Any) -> Any:
@@ -106,7 +103,7 @@ def other_model_dropped(record: Record) -> None:
             del other
             gc.collect()
         sgd(model).step()
-    record["weights"] = weights(model)
+    record["weights"] = sums(model)
 
 
 def optimizer_within(record: Record) -> None:
@@ -128,9 +125,9 @@ def cannot_finalize(record: Record) -> None:
 
     reducer.mark_ready = lambda *_: None
     model = DistributedDataParallel(Blocks(80))
-    before = weights(model)
+    before = sums(model)
     try:
         model(batch(0), range(1, 80)).mean().backward()
         sgd(model).step()
     finally:
-        record["moved"] = before != weights(model)
+        record["moved"] = before != sums(model)

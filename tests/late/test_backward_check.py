@@ -9,7 +9,7 @@ import pytest
 import torch
 from ddpfix.patches.torch.internals import reducer
 from ddpfix.patches.torch.pipeline import ddp
-from ddpfix.patches.torch.unused.gradient_hooks import GradientHooks
+from ddpfix.patches.torch.unused.arrivals import Arrivals
 from ddpfix.patches.torch.unused.states import REDUCTION
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -31,13 +31,13 @@ class Calls:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.resumed = 0
-        resume = GradientHooks.resume
+        resume = Arrivals.resume
 
-        def resumed(arrivals: GradientHooks) -> None:
+        def resumed(arrivals: Arrivals) -> None:
             self.resumed += 1
             resume(arrivals)
 
-        monkeypatch.setattr(GradientHooks, "resume", resumed)
+        monkeypatch.setattr(Arrivals, "resume", resumed)
 
 
 @pytest.fixture

@@ -10,12 +10,10 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.late.parting import sums
+
 Record = Dict[str, Any]
 STEPS = 6
-
-
-def sums(model: Any) -> List[float]:
-    return [float(each.detach().double().sum()) for each in model.parameters()]
 
 
 def data() -> DataLoader[Any]:

@@ -9,6 +9,8 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.late.parting import sums
+
 Record = Dict[str, Any]
 STEPS = 4
 
@@ -74,14 +76,14 @@ def train(record: Record, model: nn.Module, between: Callable[[Any], Any] = id) 
         wrapped.zero_grad()
         loss(wrapped, step, between).backward()
         torch.optim.SGD(wrapped.parameters(), lr=0.1).step()
-        record["weights"].append([float(p.detach().double().sum()) for p in model.parameters()])
+        record["weights"].append(sums(model))
         alone.zero_grad()
         loss(alone, step, between).backward()
         for parameter in alone.parameters():
             distributed.all_reduce(parameter.grad)
             parameter.grad /= distributed.get_world_size()
         torch.optim.SGD(alone.parameters(), lr=0.1).step()
-        record["expected"].append([float(p.detach().double().sum()) for p in alone.parameters()])
+        record["expected"].append(sums(alone))
 
 
 def statistics(record: Record) -> None:

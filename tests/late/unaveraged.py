@@ -10,10 +10,10 @@ from typing import Any, Callable, Dict, Sequence
 import torch
 from torch import distributed, nn
 
-from tests.late.parting import STEPS, batch, logged, note, second_rank, sgd, wrapped
+from tests.late.parting import STEPS, averaged, batch, logged, note, second_rank, sgd, wrapped
 
 Record = Dict[str, Any]
-Between = Callable[[Any, int], None]
+Between = Callable[[Any, int], Any]
 
 
 def nothing(model: Any, step: int) -> None:
@@ -69,12 +69,6 @@ def flush() -> None:
     logged(0)
 
 
-def averaged(tensors: Any) -> None:
-    for each in tensors:
-        distributed.all_reduce(each)
-        each /= distributed.get_world_size()
-
-
 def two_micro_batches(record: Record, averaged: Sequence[int] = ()) -> None:
     """Two micro-batches a step, of which some are averaged, and the others are under no_sync."""
     model = wrapped()
@@ -94,7 +88,7 @@ def averaged_now_and_then(model: Any, step: int) -> None:
     """Local SGD with new tensors in the places of the parameters' data."""
     for parameter in model.parameters() if step % 3 == 2 else ():
         mean = parameter.data.clone()
-        averaged([mean])
+        averaged(mean)
         parameter.data = mean
 
 
@@ -119,10 +113,10 @@ UNDER_NO_SYNC: Dict[str, Callable[[Record], None]] = {
     ),
     # The program averages, or means it so.
     "gradients_by_hand": functools.partial(
-        trained, before=lambda model, step: averaged([p.grad for p in model.parameters()])
+        trained, before=lambda model, step: averaged(*(p.grad for p in model.parameters()))
     ),
     "parameters_by_hand": functools.partial(
-        trained, after=lambda model, step: averaged([p.data for p in model.parameters()])
+        trained, after=lambda model, step: averaged(*(p.data for p in model.parameters()))
     ),
     "parameters_now_and_then": functools.partial(trained, after=averaged_now_and_then),
     "first_rank_rules": functools.partial(trained, after=of_the_first_rank),

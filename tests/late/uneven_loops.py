@@ -14,6 +14,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from tests.late.parting import sums
+
 Record = Dict[str, Any]
 # Batches of each rank in an epoch, two samples each.
 LENGTHS = (4, 6, 5)
@@ -88,17 +90,16 @@ def stream(**options: Any) -> Any:
     return DataLoader(Stream(lengths()[rank()], **options), batch_size=2)
 
 
-def wrapped(**options: Any) -> Any:
+def tiny() -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 2))
-    return DistributedDataParallel(model, **options)
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 2))
 
 
 class Loop:
     """A model that is trained, and what is recorded of it."""
 
-    def __init__(self, record: Record, **options: Any) -> None:
-        self.model = wrapped(**options)
+    def __init__(self, record: Record) -> None:
+        self.model = DistributedDataParallel(tiny())
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.steps = record["steps"] = []
 
@@ -112,7 +113,7 @@ class Loop:
 
     def ends(self) -> None:
         self.optimizer.step()
-        self.steps.append([float(each.detach().double().sum()) for each in self.model.parameters()])
+        self.steps.append(sums(self.model))
 
 
 def as_shipped(loader: Any) -> Any:

@@ -6,24 +6,16 @@ A rank's part of a stream is longer than another's, as after ``split_dataset_by_
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator
 
 import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.late.uneven_loops import EPOCHS, Samples, lengths, rank
+from tests.late.parting import sums
+from tests.late.uneven_loops import EPOCHS, Samples, lengths, rank, tiny
 
 Record = Dict[str, Any]
-
-
-def tiny() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 2))
-
-
-def sums(model: Any) -> List[float]:
-    return [float(each.detach().double().sum()) for each in model.parameters()]
 
 
 class Part(IterableDataset):  # type: ignore[type-arg]

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import traceback
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, Dict, List
@@ -52,6 +53,16 @@ def serve(home: Path, run: Run) -> None:
             preload()
         fork_ranks(home)
     _serve(home, run)
+
+
+def meet(size: int, limit: Any) -> None:
+    """Make the process group. Ranks are forked in turn, and are waited for longer than its collectives may take."""
+    from torch import distributed
+
+    where, patience = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timedelta(seconds=60)
+    store = distributed.TCPStore(*where, size, RANK == 0, patience)
+    store.set_timeout(limit)
+    distributed.init_process_group("gloo", store=store, rank=RANK, world_size=size, timeout=limit)
 
 
 def dynamo() -> None:

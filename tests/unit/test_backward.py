@@ -21,14 +21,14 @@ class Model:
     is_due = True
 
     def __init__(self, order: str, settled: List[str], asked: Callable[[], int] = threading.get_ident) -> None:
-        self.order, self._settled, self._asked = order, settled, asked
+        self.model, self.number, self._settled, self._asked = self, order, settled, asked
 
     @property
     def thread(self) -> int:
         return self._asked()
 
     def settle(self) -> None:
-        self._settled.append(self.order)
+        self._settled.append(self.number)
 
 
 def test_a_model_of_another_thread_that_goes_meanwhile_hides_none_of_this_one() -> None:
@@ -64,7 +64,7 @@ def test_a_reduction_that_goes_meanwhile_hides_no_other(monkeypatch: Any) -> Non
     assert states.reductions() == [first, second] and len(known) == 2
     known.insert(0, going)
     assert not states.all_finalized()
-    states.discard(second)  # type: ignore[arg-type]
+    states.discard(second)
     assert states.reductions() == [first]
 
 

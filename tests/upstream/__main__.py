@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Dict, List, Sequence
 
 from tests.upstream import accelerate_suite, torch_suite
-from tests.upstream.outcomes import EXPECTED, MODES, STOCK, Outcomes, compared, table, worse
+from tests.upstream.outcomes import EXPECTED, MODES, STOCK, compared, table, worse
 
 SUITES: Dict[str, ModuleType] = {"torch": torch_suite, "accelerate": accelerate_suite}
 
@@ -22,7 +22,6 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
         "--only", default="", metavar="PATTERN", help="tests with this regular expression in their name"
     )
     parser.add_argument("--quick", action="store_true", help="the subset that CI runs")
-    parser.add_argument("--slowest", type=int, default=5, metavar="N", help="name the N slowest tests")
     return parser.parse_args(words)
 
 
@@ -36,7 +35,6 @@ def main(words: Sequence[str]) -> int:
             print(f"outcomes.py names a test that this release does not have: {test}")
         outcomes = compared(suite, [test for test in known if not given.quick or test in suite.QUICK], modes)
         print(table(outcomes, [STOCK, *(mode for mode in modes if mode != STOCK)]))
-        print("slowest: " + ", ".join(slowest(outcomes, given.slowest)))
         print(f"{name}: {time.monotonic() - begun:.0f} s\n", flush=True)
         found_worse = found_worse or any(worse(outcomes, mode) for mode in modes)
     return int(found_worse)
@@ -44,11 +42,6 @@ def main(words: Sequence[str]) -> int:
 
 def unknown(suite: ModuleType, known: Sequence[str]) -> List[str]:
     return [test for test in EXPECTED if test not in known] if suite is torch_suite else []
-
-
-def slowest(outcomes: Outcomes, number: int) -> List[str]:
-    taken = [(one.seconds, f"{test} under {mode}") for test, all_ in outcomes.items() for mode, one in all_.items()]
-    return [f"{what} {seconds:g} s" for seconds, what in sorted(taken, reverse=True)[:number]]
 
 
 if __name__ == "__main__":

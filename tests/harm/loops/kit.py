@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import pickle
 import random
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, List
 
 import numpy
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.late.loops.loop import Alone, average, numbers
+
 # Without DDP: a parameter that no rank used keeps what it had, or gets zeros, which ddpfix documents for its own mode.
 BY_HAND = ("none", "zeros")
 PARTS = ("parameters", "buffers", "state", "random", "logged")
-
-
-class Alone(nn.Module):
-    """Stands where DistributedDataParallel stands, and does no more than broadcast buffers when DDP does."""
-
-    def __init__(self, module: nn.Module, broadcast_buffers: bool = True, **_: Any) -> None:
-        super().__init__()
-        self.module, self.reduces = module, True
-        self._broadcasts, self._due = broadcast_buffers, True
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._broadcasts and self._due:
-            for buffer in self.module.buffers():
-                # Without a new version of the buffer, which a backward of an earlier forward would miss.
-                distributed.broadcast(buffer.data, 0)
-        self._due = torch.is_grad_enabled() and self.reduces
-        return self.module(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        self.reduces = False
-        try:
-            yield
-        finally:
-            self.reduces = True
 
 
 class Kit:
@@ -76,7 +52,7 @@ class Kit:
         """Average gradients by hand; stands where DDP has averaged them."""
         for model in models:
             if isinstance(model, Alone) and model.reduces:
-                average(list(model.module.parameters()), self.mode == "zeros")
+                average(list(model.module.parameters()), zeros=self.mode == "zeros")
 
     def log(self, value: Any) -> None:
         self.record["logged"].append(repr(float(value.detach() if isinstance(value, torch.Tensor) else value)))
@@ -108,40 +84,7 @@ class Kit:
             raise
 
 
-def numbers(tensors: List[torch.Tensor]) -> str:
-    """The values in double precision, which keeps their bits, as hexadecimal digits."""
-    flat = [each.detach().double().flatten() for each in tensors]
-    return bytes(torch.cat([*flat, torch.zeros(0).double()]).numpy().tobytes()).hex()
-
-
 def random_states() -> str:
     """A digest of torch's, numpy's and Python's generators."""
     states = (torch.get_rng_state().numpy().tobytes(), numpy.random.get_state(), random.getstate())
     return hashlib.sha256(pickle.dumps(states)).hexdigest()
-
-
-def average(parameters: List[nn.Parameter], zeros: bool) -> None:
-    """Set gradients to their mean over ranks; a rank without one adds zero, as under DDP."""
-    size = distributed.get_world_size()
-    local = [torch.zeros_like(p) if p.grad is None else p.grad.detach() / size for p in parameters]
-    has = torch.tensor([0.0 if p.grad is None else 1.0 for p in parameters], dtype=torch.get_default_dtype())
-    whole = torch.cat([has, *(each.flatten() for each in local)])
-    distributed.all_reduce(whole)
-    means = torch.split(whole[len(parameters) :], [p.numel() for p in parameters])
-    for p, had, mean in zip(parameters, whole.tolist(), means):
-        if not had and not (zeros and p.requires_grad):
-            continue
-        if p.grad is None:
-            p.grad = mean.view_as(p).clone()
-        else:
-            p.grad.detach().copy_(mean.view_as(p))
-
-
-def alone(train: Callable[[Kit], None], number: int) -> None:
-    """Run one program under torchrun, and print what it came to."""
-    distributed.init_process_group("gloo")
-    kit = Kit("ddp", number)
-    kit.run(train)
-    steps, end = len(kit.record["parameters"]), numpy.frombuffer(bytes.fromhex(kit.record["parameters"][-1])).sum()
-    print(f"rank {kit.rank}: {steps} steps, sum of parameters {float(end)!r}")
-    distributed.destroy_process_group()

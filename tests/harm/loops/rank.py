@@ -14,7 +14,6 @@ from typing import Any, Dict
 import torch
 import torch.distributed.optim
 import torch.utils.data.distributed
-from torch import distributed
 
 from tests.harm.loops.kit import Kit
 from tests.support import serving
@@ -25,11 +24,8 @@ COLLECTIVE = datetime.timedelta(seconds=10)
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run the program in the ways asked for, one after the other in one group; an error ends them."""
-    where, patience = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), datetime.timedelta(seconds=60)
-    size, rank, found = scenario["size"], serving.RANK, scenario["found"]
-    store = distributed.TCPStore(*where, size, rank == 0, patience)
-    store.set_timeout(COLLECTIVE)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=COLLECTIVE)
+    rank, found = serving.RANK, scenario["found"]
+    serving.meet(scenario["size"], COLLECTIVE)
     train = runpy.run_path(scenario["file"])["train"]
     # gloo may end the process.
     kept = folder / f"{scenario['name']}.{rank}.kept"

@@ -95,10 +95,6 @@ def text(plan: Plan) -> str:
     if plan.norm == "counter":
         parts.append("\n" + COUNTER.strip())
     parts += ["\n" + _model(plan), "\n" + _outputs(plan), "\n" + _train(plan)]
-    parts.append(
-        '\nif __name__ == "__main__":\n    from tests.harm.loops.kit import alone\n\n'
-        f"    torch.set_num_threads(1)\n    alone(train, {plan.seed})"
-    )
     return "\n\n".join(parts) + "\n"
 
 

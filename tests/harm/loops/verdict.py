@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-import numpy
-
 from tests.harm.loops.kit import BY_HAND, PARTS
 from tests.harm.loops.launch import Run, train
 from tests.harm.loops.plan import Plan
+from tests.late.loops.verdict import distance
 
 # Plain is right, and ddpfix equal bit for bit and silent.
 EQUAL = "equal"
@@ -148,16 +147,6 @@ def farthest(run: Run, reference: Run, mode: str) -> float:
         for pair in zip(record["ddp"]["parameters"], by_hand[mode]["parameters"])
     ]
     return max((distance(*pair) for pair in pairs), default=0.0)
-
-
-def distance(one: str, other: str) -> float:
-    """The largest distance between two states; NaN equals NaN."""
-    first, second = (numpy.frombuffer(bytes.fromhex(each)) for each in (one, other))
-    if len(first) != len(second):
-        return float("inf")
-    far = numpy.abs(first - second)
-    far[(first == second) | (numpy.isnan(first) & numpy.isnan(second))] = 0.0
-    return float(numpy.nan_to_num(far, nan=numpy.inf).max(initial=0.0))
 
 
 def _far(one: Dict[str, Any], other: Dict[str, Any], part: str) -> str:

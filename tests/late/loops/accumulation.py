@@ -29,16 +29,6 @@ def no_sync_skipping(loop: Loop) -> None:
 
 
 @kind()
-def no_sync_skipping_first_only(loop: Loop) -> None:
-    """Blocks are left out under no_sync only; the last micro-batch uses all."""
-    for model, step in loop.training(Blocks()):
-        for micro in range(3):
-            with model.no_sync() if micro < 2 else contextlib.nullcontext():
-                skips = () if micro == 2 else uneven(loop.rank, step + micro)
-                loss(model(loop.batch(step, micro), skips)).backward()
-
-
-@kind()
 def no_sync_around_backward(loop: Loop) -> None:
     """no_sync stands around backward only, which DDP does not know: the forward has armed it.
 

@@ -1,10 +1,11 @@
-"""Two models against each other, and losses on gradients of inputs."""
+"""Two models against each other, losses on gradients of inputs, and contrastive losses."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import distributed, nn
 
 from tests.late.loops.kinds import UNFINISHED, kind
 from tests.late.loops.loop import Loop, sgd
@@ -120,3 +121,31 @@ def vaegan_retained(loop: Loop) -> None:
         loss(made).backward(retain_graph=True)
         loop.sync(encoder, decoder)
         (d(made) - 1).pow(2).mean().backward()
+
+
+def contrast(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(one @ other.t(), torch.arange(len(one)))
+
+
+class _Gather(torch.autograd.Function):
+    """Gathers features, and sums what all ranks send back: a collective of the user's own within backward."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        parts = [torch.zeros_like(x) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(parts, x.contiguous())
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(context: Any, slope: torch.Tensor) -> torch.Tensor:
+        slope = slope.contiguous()
+        distributed.all_reduce(slope)
+        return slope[distributed.get_rank()]
+
+
+@kind(plain="error", plain_cause=UNFINISHED)
+def gathered_with_gradients_and_skips(loop: Loop) -> None:
+    """A collective of the user's own in the backward of an encoder that leaves blocks out."""
+    for model, step in loop.training(Blocks()):
+        one = _Gather.apply(model(loop.batch(step), uneven(loop.rank, step))).flatten(0, 1)
+        contrast(one, one.roll(1, 0)).backward()

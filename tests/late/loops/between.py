@@ -56,54 +56,15 @@ def all_reduce(loop: Loop, other: Any, step: int) -> None:
     distributed.all_reduce(loop.batch(step))
 
 
-def send_and_receive(loop: Loop, other: Any, step: int) -> None:
-    x = torch.zeros_like(loop.batch(step))
-    if loop.rank == 0:
-        distributed.send(loop.batch(step), 1)
-    elif loop.rank == 1:
-        distributed.recv(x, 0)
-
-
-def functional(loop: Loop, other: Any, step: int) -> None:
-    from torch.distributed import _functional_collectives as functions
-
-    total = functions.all_reduce(loop.batch(step), "sum", list(range(loop.size)))
-    assert float(total.sum()) == float(total.sum())
-
-
-def barrier(loop: Loop, other: Any, step: int) -> None:
-    distributed.barrier()
-
-
-def new_group(loop: Loop, other: Any, step: int) -> None:
-    assert distributed.new_group(list(range(loop.size))) is not None
-
-
 def other_is_wrapped(loop: Loop, other: Any, step: int) -> None:
     """A model is built and wrapped: DDP compares parameters and broadcasts them."""
     torch.nn.parallel.DistributedDataParallel(mlp())
 
 
-ACTS = {
-    other_steps: (),
-    all_reduce: (),
-    send_and_receive: (),
-    functional: ("2.1",),
-    barrier: (),
-    new_group: (),
-    other_is_wrapped: (),
-}
-for _act, _needs in ACTS.items():
-    _three = _act in (all_reduce, other_steps, barrier)
-    add(f"between_heads_{_act.__name__}", two_heads(_act), needs=_needs, three=_three, counted=_act is not functional)
-    add(
-        f"between_skips_{_act.__name__}",
-        skipping(_act),
-        needs=_needs,
-        three=_three,
-        plain="error",
-        plain_cause=CAUSE,
-    )
+for _act in (other_steps, all_reduce, other_is_wrapped):
+    _three = _act in (all_reduce, other_steps)
+    add(f"between_heads_{_act.__name__}", two_heads(_act), three=_three)
+    add(f"between_skips_{_act.__name__}", skipping(_act), three=_three, plain="error", plain_cause=CAUSE)
 
 
 @kind(plain="wrong", three=True)

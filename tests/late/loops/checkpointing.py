@@ -73,38 +73,25 @@ add("checkpoint_around_non_reentrant", around(False), counted=False)
 class Twice(nn.Module):
     """One layer is checkpointed twice, so that a reentrant backward comes to its parameters twice."""
 
-    def __init__(self, reentrant: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layer, self.spare, self.reentrant = mlp(), mlp(), reentrant
+        self.layer, self.spare = mlp(), mlp()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(2):
-            x = checkpoint(self.layer, x, use_reentrant=self.reentrant)
+            x = checkpoint(self.layer, x, use_reentrant=True)
         return self.spare(x)
 
 
-def shared(reentrant: bool) -> Callable[[Loop], None]:
-    def train(loop: Loop) -> None:
-        """One layer is checkpointed twice; each of its recomputations has a backward of its own if reentrant.
+# What comes after DDP's own end is averaged apart, and rounded apart.
+@kind(plain="parts", ours="either", cause="ddpfix:|" + TWICE, close=1e-7)
+def reentrant_layer_twice(loop: Loop) -> None:
+    """One layer is checkpointed twice; each of its recomputations has a backward of its own.
 
-        DDP takes the first gradient for the whole one.
-        """
-        for model, step in loop.training(Twice(reentrant)):
-            loss(model(loop.batch(step).requires_grad_())).backward()
-
-    return train
-
-
-add(
-    "reentrant_layer_twice",
-    shared(True),
-    plain="parts",
-    ours="either",
-    cause="ddpfix:|" + TWICE,
-    # What comes after DDP's own end is averaged apart, and rounded apart.
-    close=1e-7,
-)
-add("non_reentrant_layer_twice", shared(False))
+    DDP takes the first gradient for the whole one.
+    """
+    for model, step in loop.training(Twice()):
+        loss(model(loop.batch(step).requires_grad_())).backward()
 
 
 class Halved(CheckpointFunction):  # type: ignore[misc]
@@ -168,30 +155,7 @@ def reentrant_twice_with_a_static_graph(loop: Loop) -> None:
 
 
 @kind()
-def reentrant_looked_at(loop: Loop) -> None:
-    """The output of another forward is alive in the backward, which does not come to it."""
-    for model, step in loop.training(Between()):
-        looked_at = model(loop.batch(step, 1))
-        loss(model(loop.batch(step))).backward()
-        assert looked_at.requires_grad
-
-
-@kind()
 def reentrant_of_the_users_own(loop: Loop) -> None:
     """A checkpoint of the user's own, whose backward returns half of the gradient."""
     for model, step in loop.training(Between(run=lambda block, x: Halved.apply(block, True, x))):
         loss(model(loop.batch(step))).backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def offloaded(loop: Loop) -> None:
-    """Saved tensors are kept elsewhere by ``saved_tensors_hooks``, blocks are left out."""
-    model = loop.wrap(Blocks())
-
-    def away(x: Any) -> Any:
-        return x.clone()
-
-    for step in loop.trained(model):
-        with torch.autograd.graph.saved_tensors_hooks(away, away):
-            value = loss(model(loop.batch(step), uneven(loop.rank, step)))
-        value.backward()

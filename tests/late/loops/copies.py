@@ -6,11 +6,8 @@ import copy
 import pickle
 from typing import Any
 
-import torch
-
 from tests.late.loops.kinds import UNFINISHED, kind
-from tests.late.loops.loop import Loop, sgd
-from tests.late.loops.representation import follow
+from tests.late.loops.loop import Loop
 from tests.late.loops.tiny_model import Blocks, loss, uneven
 
 
@@ -39,23 +36,6 @@ def copy_is_trained(loop: Loop) -> None:
 def copy_is_trained_skipping(loop: Loop) -> None:
     """A deep copy of the wrapped model is trained before the original, both leave blocks out."""
     _copied(loop, True)
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def copy_in_every_step(loop: Loop) -> None:
-    """A moving average is a deep copy of the wrapped model, made anew between forward and backward now and then."""
-    model = loop.wrap(Blocks())
-    average, optimizer = copy.deepcopy(model), sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.update(optimizer, model)
-        follow(average, model)
-        with torch.no_grad():
-            average(loop.batch(step))
-        optimizer.zero_grad()
-        best = copy.deepcopy(model)
-        assert best.module is not model.module
 
 
 def _pickled(model: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from tests.late.loops.kinds import UNFINISHED, kind
 from tests.late.loops.loop import Loop, sgd
-from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp
 
 
 class Bad(nn.Module):
@@ -61,29 +60,6 @@ def forward_raises_on_one_rank(loop: Loop) -> None:
         loop.update(optimizer, model)
 
 
-@kind(three=True)
-def between_forward_and_backward(loop: Loop) -> None:
-    """Something raises between forward and backward on all ranks; the graph is dropped and the batch skipped."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    for step in loop.steps(5):
-        optimizer.zero_grad()
-        with contextlib.suppress(ZeroDivisionError):
-            value = loss(model(loop.batch(step)))
-            (value / (0 if step in (1, 2) else 1) if step not in (1, 2) else 1 / 0 * value).backward()
-            loop.update(optimizer, model)
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def tried_again_skipping(loop: Loop) -> None:
-    """Something raises after the forward on all ranks, and the batch is tried again; blocks are left out."""
-    for model, step in loop.training(Blocks()):
-        with contextlib.suppress(ValueError):
-            loss(model(loop.batch(step), uneven(loop.rank, step)))
-            raise ValueError("a bad batch")
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-
-
 def _raising(times: int) -> Any:
     left = [times]
 
@@ -132,25 +108,6 @@ def backward_raises_before_anything(loop: Loop) -> None:
         loop.update(optimizer, model)
 
 
-@kind(plain="error", plain_cause=UNFINISHED, ours="either", cause="ddpfix:|" + UNFINISHED + "|[Tt]imed out|Connection")
-def out_of_memory_retried(loop: Loop) -> None:
-    """A backward that runs out of memory on one rank is retried there with two halves, the first under no_sync."""
-    model = loop.wrap(Blocks())
-    optimizer, hook = sgd(model), _raising(1)
-    for step in loop.trained(model, count=5, optimizer=optimizer):
-        x = loop.batch(step)
-        value = loss(model(x))
-        if step == 2 and loop.rank == 0:
-            model.module.blocks[1].weight.register_hook(hook)
-        try:
-            value.backward()
-        except MemoryError:
-            optimizer.zero_grad()
-            with model.no_sync():
-                (loss(model(x[:2])) / 2).backward()
-            (loss(model(x[2:])) / 2).backward()
-
-
 @kind()
 def retried_before_backward(loop: Loop) -> None:
     """A forward that runs out of memory on one rank is retried there with two halves; ranks stay together."""
@@ -165,25 +122,6 @@ def retried_before_backward(loop: Loop) -> None:
         value.backward()
 
 
-@kind(plain="hangs", ours="plain")
-def nan_guard_on_one_rank(loop: Loop) -> None:
-    """A rank whose loss is NaN skips the batch without telling others, who wait for its gradients for ever.
-
-    Ranks are a batch apart from here on, and nobody can tell: the last step of one rank has no partner.
-    """
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps(5):
-        optimizer.zero_grad()
-        value = loss(model(loop.batch(step))) * (float("nan") if step == 2 and loop.rank == 0 else 1)
-        if torch.isnan(value):
-            if loop.hand:
-                loop.update(optimizer, model)
-            continue
-        value.backward()
-        loop.update(optimizer, model)
-
-
 @kind(plain="hangs", ours="plain", three=True)
 def nan_guard_with_a_constant(loop: Loop) -> None:
     """A NaN loss is replaced by a constant that has a graph of its own, which no output reaches.
@@ -195,21 +133,6 @@ def nan_guard_with_a_constant(loop: Loop) -> None:
         if step == 2 and loop.rank == 0:
             value = torch.zeros((), requires_grad=True)
         value.backward()
-
-
-@kind()
-def batch_skipped(loop: Loop) -> None:
-    """An early ``continue`` after the forward of two outputs, on all ranks."""
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps(5):
-        optimizer.zero_grad()
-        first, second = model(loop.batch(step))
-        if step in (1, 3):
-            continue
-        loss(first).backward()
-        loss(second).backward()
-        loop.update(optimizer, model)
 
 
 @kind(

@@ -1,14 +1,14 @@
 """What loops do with gradients between backward and the optimizer's step.
 
-Each act stands in a program whose model uses all of its parameters, and in one that leaves blocks out.
+Each act stands in a program whose model uses all of its parameters, and in one that leaves blocks out. Random loops
+have more of them (``BETWEEN`` of :mod:`tests.harm.loops.plan`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import torch
-from torch import nn
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, add, kind
 from tests.late.loops.loop import Loop, sgd
@@ -28,40 +28,8 @@ def program(act: Act, skip: bool) -> Callable[[Loop], None]:
     return train
 
 
-def grads(model: Any) -> List[torch.Tensor]:
-    return [p.grad for p in model.parameters() if p.grad is not None]
-
-
-def clip_norm(loop: Loop, model: Any, step: int) -> None:
-    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-
-
-def total_norm(loop: Loop, model: Any, step: int) -> None:
-    norm = nn.utils.get_total_norm(grads(model))
-    nn.utils.clip_grads_with_norm_(model.parameters(), 0.05, norm)
-
-
-def finite_or_skipped(loop: Loop, model: Any, step: int) -> None:
-    if step == 1 or not all(bool(torch.isfinite(each).all()) for each in grads(model)):
-        model.zero_grad()
-
-
 def dropped(loop: Loop, model: Any, step: int) -> None:
     model.module.blocks[step % 4].weight.grad = None
-
-
-def replaced(loop: Loop, model: Any, step: int) -> None:
-    for p in model.parameters():
-        if p.grad is not None:
-            p.grad = p.grad.sign() * 0.01
-
-
-def noised(loop: Loop, model: Any, step: int) -> None:
-    torch.manual_seed(step)
-    for p in model.parameters():
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        p.grad.add_(torch.randn_like(p), alpha=0.01)
 
 
 def by_hand(loop: Loop, model: Any, step: int) -> None:
@@ -73,52 +41,9 @@ def by_hand(loop: Loop, model: Any, step: int) -> None:
                 p.grad = None
 
 
-def through_data(loop: Loop, model: Any, step: int) -> None:
-    """An update that autograd's counts of writes do not see."""
-    for p in model.parameters():
-        if p.grad is not None:
-            p.data.add_(p.grad.data, alpha=-0.1)
-            p.grad.data.zero_()
-
-
-ACTS = {
-    clip_norm: (),
-    total_norm: ("torch.nn.utils.get_total_norm",),
-    finite_or_skipped: (),
-    dropped: (),
-    replaced: (),
-    noised: (),
-    by_hand: (),
-    through_data: (),
-}
-for _act, _needs in ACTS.items():
-    _three = _act in (clip_norm, by_hand, total_norm, dropped)
-    add(f"{_act.__name__}_full", program(_act, False), needs=_needs, three=_three)
-    add(
-        f"{_act.__name__}_skipping",
-        program(_act, True),
-        needs=_needs,
-        three=_three,
-        plain="error",
-        plain_cause=UNFINISHED,
-    )
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def hooks_on_parameters_skipping(loop: Loop) -> None:
-    """Hooks that are set after wrapping and expect a gradient, on a model that leaves blocks out."""
-    model = loop.wrap(Blocks())
-    seen: List[float] = []
-
-    def look(slope: torch.Tensor) -> torch.Tensor:
-        seen.append(float(slope.abs().max()))
-        return slope.clamp(-0.02, 0.02)
-
-    for p in model.parameters():
-        p.register_hook(look)
-    for step in loop.trained(model):
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-    assert seen
+for _act in (dropped, by_hand):
+    add(f"{_act.__name__}_full", program(_act, False), three=True)
+    add(f"{_act.__name__}_skipping", program(_act, True), three=True, plain="error", plain_cause=UNFINISHED)
 
 
 @kind(three=True)
@@ -149,28 +74,6 @@ def gradient_penalty_on_parameters(loop: Loop) -> None:
         value = loss(model(loop.batch(step)))
         slopes = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
         (value + 0.1 * sum(slope.pow(2).sum() for slope in slopes)).backward()
-
-
-@kind(plain="error", plain_cause="", ours="either", cause="ddpfix:|" + UNFINISHED + "|in-place|inplace|ready")
-def backward_that_creates_a_graph(loop: Loop) -> None:
-    """``backward(create_graph=True)``, and a second backward of the gradients' norm.
-
-    DDP does not carry graphs through its buckets, as its documentation says: what the second backward differentiates
-    is each rank's own.
-    """
-    for model, step in loop.training(Blocks(2)):
-        loss(model(loop.batch(step))).backward(create_graph=True)
-        norm = sum(each.pow(2).sum() for each in grads(model))
-        loop.sync(model)
-        (0.1 * norm).backward()
-
-
-@kind()
-def unused_but_regularized(loop: Loop) -> None:
-    """Weight decay in the loss reaches all parameters, also of blocks that are left out."""
-    for model, step in loop.training(Blocks()):
-        decay = sum(p.pow(2).sum() for p in model.parameters())
-        (loss(model(loop.batch(step), uneven(loop.rank, step))) + 0.01 * decay).backward()
 
 
 @kind()

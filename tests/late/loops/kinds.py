@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, Dict, Optional, Sequence
+from typing import TYPE_CHECKING, Callable, Dict, Optional, Sequence, Set
 
 if TYPE_CHECKING:
     from tests.late.loops.loop import Loop
@@ -23,8 +23,6 @@ THEMES = (
     "optimizers",
     "outputs",
     "repeated",
-    "representation",
-    "scaler",
     "within",
 )
 # What DDP and its reducer say when they notice that something is missing, or that something came twice.
@@ -103,6 +101,14 @@ def load() -> Dict[str, Kind]:
     for theme in THEMES:
         importlib.import_module(f"tests.late.loops.{theme}")
     return KINDS
+
+
+def sample() -> Set[str]:
+    """The programs that the README's command runs: the first of each theme with each outcome, and what it needs."""
+    first: Dict[object, str] = {}
+    for name, each in load().items():
+        first.setdefault((each.theme, each.plain, each.ours, tuple(each.needs)), name)
+    return set(first.values())
 
 
 def missing(needs: Sequence[str]) -> Optional[str]:

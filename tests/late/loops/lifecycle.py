@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, Callable
 
-import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
-from torch.utils.data import DataLoader, TensorDataset
 
-from tests.late.loops.kinds import UNFINISHED, kind
+from tests.late.loops.kinds import UNFINISHED, add, kind
 from tests.late.loops.loop import SIZE, Loop, sgd
-from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
 
 
 @kind(three=True)
@@ -32,19 +30,6 @@ def trained_in_eval_mode(loop: Loop) -> None:
     model.eval()
     for step in loop.trained(model):
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-
-
-@kind(three=True)
-def no_grad_between(loop: Loop) -> None:
-    """A forward without gradients between forward and backward, and between two backwards."""
-    for model, step in loop.training(Apart(2)):
-        first, second = model(loop.batch(step))
-        with torch.no_grad():
-            model(loop.batch(step, 1))
-        loss(first).backward()
-        with torch.no_grad():
-            model(loop.batch(step, 2))
-        loss(second).backward()
 
 
 @kind(three=True)
@@ -93,18 +78,6 @@ def layer_replaced(loop: Loop) -> None:
         loss(model(loop.batch(step))).backward()
 
 
-@kind(plain="parts", ours="plain", cause="ddpfix.*blocks.4")
-def layer_added(loop: Loop) -> None:
-    """A block is added after wrapping: DDP does not know it, and replicas drift apart.
-
-    Nobody averages parameters that are in no bucket; a warning or an error names them.
-    """
-    model = loop.wrap(Blocks())
-    model.module.blocks.append(nn.Linear(SIZE, SIZE))
-    for step in loop.trained(model):
-        loss(model(loop.batch(step))).backward()
-
-
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def layer_removed(loop: Loop) -> None:
     """Pruning: a block is taken out of the model after two steps; DDP still waits for it."""
@@ -136,45 +109,30 @@ def activated_late_skipping(loop: Loop) -> None:
         loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
 
 
-def _deactivated(loop: Loop, when: str, again: bool = False) -> None:
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps(5):
-        optimizer.zero_grad()
-        first, second = model(loop.batch(step))
-        for now, output in (("forward", first), ("backward", second)):
-            if step == 2 and when == now:
+def deactivated(when: str, again: bool = False) -> Callable[[Loop], None]:
+    def train(loop: Loop) -> None:
+        """ddpfix is switched off in the third step of a loop with two backwards; it may be on again a step later."""
+        model = loop.wrap(Apart(2))
+        optimizer = sgd(model)
+        for step in loop.steps(5):
+            optimizer.zero_grad()
+            first, second = model(loop.batch(step))
+            for now, output in (("after_forward", first), ("between_backwards", second)):
+                if step == 2 and when == now:
+                    loop.deactivate()
+                loss(output).backward()
+            loop.update(optimizer, model)
+            if step == 2 and when == "between_steps":
                 loop.deactivate()
-            loss(output).backward()
-        loop.update(optimizer, model)
-        if step == 2 and when == "step":
-            loop.deactivate()
-        if step == 3 and again:
-            loop.activate()
+            if step == 3 and again:
+                loop.activate()
+
+    return train
 
 
-@kind(counted=False)
-def deactivated_after_forward(loop: Loop) -> None:
-    """ddpfix is switched off between forward and the first of two backwards."""
-    _deactivated(loop, "forward")
-
-
-@kind(counted=False)
-def deactivated_between_backwards(loop: Loop) -> None:
-    """ddpfix is switched off between two backwards."""
-    _deactivated(loop, "backward")
-
-
-@kind(counted=False)
-def deactivated_between_steps(loop: Loop) -> None:
-    """ddpfix is switched off between steps."""
-    _deactivated(loop, "step")
-
-
-@kind(counted=False)
-def deactivated_and_activated(loop: Loop) -> None:
-    """ddpfix is switched off between two backwards, and on again a step later."""
-    _deactivated(loop, "backward", again=True)
+for _when in ("after_forward", "between_backwards", "between_steps"):
+    add(f"deactivated_{_when}", deactivated(_when), counted=False)
+add("deactivated_and_activated", deactivated("between_backwards", again=True), counted=False)
 
 
 @kind(plain="error", plain_cause=UNFINISHED, ours="plain")
@@ -225,54 +183,3 @@ def joined_skipping(loop: Loop) -> None:
                 if loop.rank or step < 3:
                     loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
                 loop.update(optimizer, model)
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def loader_with_workers_skipping(loop: Loop) -> None:
-    """A DataLoader forks workers between steps, and with it copies of a model that leaves heads out."""
-    model = loop.wrap(Heads(3))
-    optimizer = sgd(model)
-    data = TensorDataset(torch.cat([loop.batch(step) for step in range(2)]))
-    for turn in loop.steps(2):
-        for number, (x,) in enumerate(DataLoader(data, batch_size=4, num_workers=2)):
-            optimizer.zero_grad()
-            loss(model(x, [(turn + number + loop.rank) % 3])[0]).backward()
-            loop.update(optimizer, model)
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def backward_in_a_thread(loop: Loop) -> None:
-    """Forward and backward run in another thread than the loop, as some pipelines have it."""
-    import threading
-
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model)
-    failures: Any = []
-
-    def work(step: int) -> None:
-        try:
-            loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-            loop.sync(model)
-        except BaseException as error:
-            failures.append(error)
-
-    for step in loop.steps():
-        optimizer.zero_grad()
-        thread = threading.Thread(target=work, args=(step,))
-        thread.start()
-        thread.join()
-        if failures:
-            raise failures[0]
-        optimizer.step()
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def zeroed_in_place(loop: Loop) -> None:
-    """Gradients are zeroed in place and by hand, blocks are left out."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model, momentum=0.9)
-    for step in loop.steps():
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.update(optimizer, model)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import time
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import distributed, nn
@@ -21,17 +19,31 @@ MODES = ("plain", "hand", *SETTINGS)
 
 
 class Alone(nn.Module):
-    """Stands where DistributedDataParallel stands, and does nothing, so that the text of a program stays the same."""
+    """Stands where DistributedDataParallel stands, so that the text of a program stays the same.
 
-    def __init__(self, module: nn.Module, process_group: Any = None, **_: Any) -> None:
+    It does no more than broadcast buffers when DDP does.
+    """
+
+    def __init__(self, module: nn.Module, process_group: Any = None, broadcast_buffers: bool = True, **_: Any) -> None:
         super().__init__()
-        self.module, self.group = module, process_group
+        self.module, self.group, self.reduces = module, process_group, True
+        self._broadcasts, self._due = broadcast_buffers, True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._broadcasts and self._due:
+            for buffer in self.module.buffers():
+                # Without a new version of the buffer, which a backward of an earlier forward would miss.
+                distributed.broadcast(buffer.data, 0, group=self.group)
+        self._due = torch.is_grad_enabled() and self.reduces
         return self.module(*args, **kwargs)
 
-    def no_sync(self) -> ContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.reduces = False
+        try:
+            yield
+        finally:
+            self.reduces = True
 
     def join(self, **_: Any) -> ContextManager[None]:
         return contextlib.nullcontext()
@@ -54,7 +66,7 @@ class Loop:
         self._models: Dict[str, Tuple[nn.Module, Optional[List[int]]]] = {}
         self._digest = ""
         self._profile: Any = Profile() if counted else None
-        record.update(steps=[], values=[], end=None, sent=None, ranks={})
+        record.update(values=[], end=None, sent=None, ranks={})
 
     @property
     def hand(self) -> bool:
@@ -124,12 +136,10 @@ class Loop:
         for step in range(count):
             with self._named(f"loops: step {step}"):
                 yield step
-            self.record["steps"].append({})
-            self.record["values"].append({})
-            for label, (model, _) in self._models.items():
-                values = values_of(model)
-                self.record["values"][-1][label] = values
-                self.record["steps"][-1][label] = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+            self.record["values"].append(self._values())
+
+    def _values(self) -> Dict[str, str]:
+        return {label: numbers(model.parameters()) for label, (model, _) in self._models.items()}
 
     def trained(
         self, *models: nn.Module, count: int = 4, momentum: float = 0.0, optimizer: Any = None
@@ -172,20 +182,21 @@ class Loop:
             if self._profile is not None:
                 self.record["sent"] = sent(self._profile)
         finally:
-            self.record["end"] = {label: values_of(model) for label, (model, _) in self._models.items()}
+            self.record["end"] = self._values()
 
 
 def sgd(*models: nn.Module, lr: float = 0.1, momentum: float = 0.0) -> torch.optim.SGD:
     return torch.optim.SGD([p for model in models for p in model.parameters()], lr=lr, momentum=momentum)
 
 
-def values_of(model: nn.Module) -> List[float]:
-    """All parameters, in a form that keeps their bits."""
-    return [float(x) for p in model.parameters() for x in p.detach().double().flatten().tolist()]
+def numbers(tensors: Iterable[torch.Tensor]) -> str:
+    """The values in double precision, which keeps their bits, as hexadecimal digits."""
+    flat = [each.detach().double().flatten() for each in tensors]
+    return bytes(torch.cat([*flat, torch.zeros(0).double()]).numpy().tobytes()).hex()
 
 
-def average(parameters: List[nn.Parameter], group: Any = None) -> None:
-    """The mean over ranks of local gradients; what no rank has a gradient for keeps none."""
+def average(parameters: List[nn.Parameter], group: Any = None, zeros: bool = False) -> None:
+    """The mean over ranks of local gradients; what no rank has a gradient for keeps none, or gets zeros."""
     if group is not None and distributed.get_rank(group) < 0:
         return
     size = distributed.get_world_size(group)
@@ -196,7 +207,7 @@ def average(parameters: List[nn.Parameter], group: Any = None) -> None:
     distributed.all_reduce(whole, group=group)
     pieces = torch.split(whole[len(parameters) :], [p.numel() for p in parameters])
     for p, had, piece in zip(parameters, whole.tolist(), pieces):
-        if not had or not p.requires_grad:
+        if not (had or zeros) or not p.requires_grad:
             continue
         mean = piece.view_as(p).to(p.dtype)
         if p.grad is None or p.grad.is_sparse or p.grad.requires_grad:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, kind
-from tests.late.loops.loop import SIZE, Loop, sgd
+from tests.late.loops.loop import SIZE, Loop
 from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, uneven
-
-
-def train(loop: Loop, model: Any, *arguments: Any, count: int = 4, momentum: float = 0.0) -> None:
-    """Steps of a model that takes a batch."""
-    for step in loop.trained(model, count=count, momentum=momentum):
-        loss(model(loop.batch(step), *arguments)).backward()
 
 
 def train_skipping(loop: Loop, model: Any) -> None:
@@ -27,20 +21,13 @@ def train_skipping(loop: Loop, model: Any) -> None:
 @kind(three=True)
 def one_loss(loop: Loop) -> None:
     """The plainest of all programs."""
-    train(loop, loop.wrap(mlp()), momentum=0.9)
-
-
-@kind()
-def forward_twice(loop: Loop) -> None:
-    """Two forwards before one backward of the sum; a third output is thrown away."""
-    for model, step in loop.training(mlp()):
-        model(loop.batch(step, 5))
-        (loss(model(loop.batch(step))) + loss(model(loop.batch(step, 1)))).backward()
+    for model, step in loop.training(mlp(), momentum=0.9):
+        loss(model(loop.batch(step))).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
 def forward_twice_skipping(loop: Loop) -> None:
-    """The same with blocks left out, others in each forward."""
+    """Two forwards before one backward of the sum, and a third output; blocks are left out, others in each forward."""
     for model, step in loop.training(Blocks()):
         model(loop.batch(step, 5), uneven(loop.rank, step))
         one, other = (model(loop.batch(step, turn), uneven(loop.rank, step + turn)) for turn in (1, 2))
@@ -81,52 +68,6 @@ def recurrent_over_calls(loop: Loop) -> None:
         loss(state).backward()
 
 
-class Tied(nn.Module):
-    """A weight in two places, of which one may be left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.spare, self.other = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
-        self.other.weight = self.one.weight
-
-    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:
-        x = self.one(x).tanh()
-        if (rank + step) % 2:
-            return self.other(x)
-        return self.spare(x)
-
-
-@kind(plain="error", plain_cause=UNFINISHED, three=True)
-def tied_weights_skipping(loop: Loop) -> None:
-    """A weight stands in two places, of which one is left out on each rank in turn."""
-    train_skipping(loop, loop.wrap(Tied()))
-
-
-class Embedded(nn.Module):
-    def __init__(self, sparse: bool) -> None:
-        super().__init__()
-        self.table, self.out = nn.Embedding(10, SIZE, sparse=sparse), mlp()
-        self.spare = mlp()
-
-    def forward(self, x: torch.Tensor, rank: int, step: int, spare: bool) -> torch.Tensor:
-        x = self.table((x[:, :3].abs() * 10).long() % 10).mean(1)
-        return self.spare(x) if spare else self.out(x) + self.spare(x)
-
-
-@kind(three=True)
-def sparse_embedding(loop: Loop) -> None:
-    """An embedding with sparse gradients."""
-    for model, step in loop.training(Embedded(True)):
-        loss(model(loop.batch(step), loop.rank, step, False)).backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def sparse_embedding_skipping(loop: Loop) -> None:
-    """An embedding with sparse gradients in a model that leaves a layer out."""
-    for model, step in loop.training(Embedded(True)):
-        loss(model(loop.batch(step), loop.rank, step, (step + loop.rank) % 2 == 0)).backward()
-
-
 class SparseOrNot(nn.Module):
     """A sparse embedding that is itself left out."""
 
@@ -165,30 +106,6 @@ class Deep(Blocks):
 def layerdrop(loop: Loop) -> None:
     """The user's own LayerDrop, whose ranks do not agree."""
     train_skipping(loop, loop.wrap(Deep(6)))
-
-
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.net = nn.BatchNorm1d(SIZE), Blocks()
-
-    def forward(self, x: torch.Tensor, skips: Sequence[int] = ()) -> torch.Tensor:
-        return self.net(self.norm(x), skips)
-
-
-@kind(plain="error", plain_cause=UNFINISHED, three=True)
-def batch_norm_skipping(loop: Loop) -> None:
-    """Buffers are broadcast before each forward, blocks are left out, an evaluation stands between steps."""
-    model = loop.wrap(Normed())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
-        loop.update(optimizer, model)
-        model.eval()
-        with torch.no_grad():
-            model(loop.batch(step, 1))
-        model.train()
 
 
 @kind(plain="error", plain_cause="which is undefined|second time|" + TWICE, ours="plain", needs=("2.4",))
@@ -266,25 +183,6 @@ def odd_parameters(loop: Loop) -> None:
     train_skipping(loop, loop.wrap(Odd()))
 
 
-class Mapped(nn.Module):
-    """A Jacobian by torch.func in the forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.spare = mlp(), mlp()
-
-    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:
-        jacobian = torch.func.vmap(torch.func.jacrev(self.net))(x)
-        y = jacobian.pow(2).sum(1)
-        return y + self.spare(x) if (rank + step) % 2 else y
-
-
-@kind(plain="error", plain_cause=UNFINISHED, needs=("torch.func.jacrev",))
-def jacobian_by_func(loop: Loop) -> None:
-    """Jacobians by torch.func's vmap and jacrev in the forward; the last bias has no part in them."""
-    train_skipping(loop, loop.wrap(Mapped()))
-
-
 class _Scaled(torch.autograd.Function):
     """An own function with two inputs, which has no gradient for the second one now and then."""
 
@@ -313,20 +211,3 @@ class Undefined(nn.Module):
 def function_without_gradient(loop: Loop) -> None:
     """An own function returns None for a parameter on some ranks: DDP's hook fires with an undefined gradient."""
     train_skipping(loop, loop.wrap(Undefined()))
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def truncated_backward(loop: Loop) -> None:
-    """Progressive layers: the lower blocks run without gradients, fewer of them in each step."""
-    for model, step in loop.training(_Progressive(), count=5):
-        loss(model(loop.batch(step), 3 - step)).backward()
-
-
-class _Progressive(Blocks):
-    def forward(self, x: torch.Tensor, without: int) -> torch.Tensor:  # type: ignore[override]
-        with torch.no_grad():
-            for block in self.blocks[: max(0, without)]:
-                x = block(x).tanh()
-        for block in self.blocks[max(0, without) :]:
-            x = block(x).tanh()
-        return x

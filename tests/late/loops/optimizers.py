@@ -1,31 +1,15 @@
-"""Optimizers of all kinds, and optimizers that are not from torch."""
+"""Optimizers of all kinds, optimizers that are not from torch, and loss scaling."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict
 
 import torch
 
 from tests.late.loops.kinds import UNFINISHED, add, kind
 from tests.late.loops.loop import Loop, sgd
 from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
-
-
-class Signs(torch.optim.Optimizer):
-    """Lion in short: an own subclass of Optimizer."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {"lr": 0.01})
-
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    slow = self.state[p].setdefault("slow", torch.zeros_like(p))
-                    slow.lerp_(p.grad, 0.3)
-                    p.data.add_(slow.sign(), alpha=-group["lr"])
-        return None
 
 
 class Own:
@@ -49,7 +33,6 @@ Make = Callable[[Any], Any]
 MAKERS: Dict[str, Make] = {
     "adamw_fused": lambda ps: torch.optim.AdamW(ps, lr=0.01, fused=True),
     "momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "own_subclass": Signs,
     "own_class": Own,
 }
 
@@ -127,27 +110,6 @@ def closure_raises_once(loop: Loop) -> None:
             optimizer.step(closure)
 
 
-@kind(plain="right", three=True)
-def sam(loop: Loop) -> None:
-    """Sharpness-aware: a backward, a step up, a second backward there, and a step down from where it began."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
-        loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        with torch.no_grad():
-            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
-            up = [p.grad * (0.05 / norm) for p in model.parameters()]
-            torch._foreach_add_(list(model.parameters()), up)
-        optimizer.zero_grad()
-        loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        with torch.no_grad():
-            torch._foreach_sub_(list(model.parameters()), up)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 @kind(plain="error", plain_cause=UNFINISHED)
 def zero_redundancy(loop: Loop) -> None:
     """ZeroRedundancyOptimizer on a model that leaves blocks out: its shards are broadcast within the step."""
@@ -185,51 +147,38 @@ def step_in_backward_by_hooks(loop: Loop) -> None:
                 optimizer.zero_grad()
 
 
-@kind(
-    plain="error",
-    plain_cause="accelerator|[Cc][Uu][Dd][Aa]",
-    ours="plain",
-    cause="accelerator|[Cc][Uu][Dd][Aa]",
-    needs=("torch.distributed.optim._apply_optimizer_in_backward",),
-)
-def step_in_backward(loop: Loop) -> None:
-    """``_apply_optimizer_in_backward``, for which DDP has a way of its own, which needs an accelerator."""
-    from torch.distributed.optim import _apply_optimizer_in_backward
-
-    module = Blocks()
-    optimizer = sgd(module)
-    if not loop.hand:
-        _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
-    model = loop.wrap(module)
-    for step in loop.steps():
-        optimizer.zero_grad()
-        loss(model(loop.batch(step))).backward()
-        loop.sync(model)
-        if loop.hand:
-            optimizer.step()
+SCALER = ("torch.amp.GradScaler",)
 
 
-@kind(plain="error", plain_cause=UNFINISHED)
-def stepping_threads(loop: Loop) -> None:
-    """The optimizer's step runs in another thread than forward and backward."""
-    import threading
+def scaler(growth: int = 2) -> Any:
+    return torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=growth)
 
-    model = loop.wrap(Blocks())
-    failures: List[BaseException] = []
+
+@kind(needs=SCALER, plain="error", plain_cause=UNFINISHED, three=True)
+def overflow_on_one_rank_skipping(loop: Loop) -> None:
+    """A loss is infinite on one rank, blocks are left out: a rank without a gradient has to learn of it."""
+    model, scale = loop.wrap(Blocks()), scaler()
     optimizer = sgd(model)
-
-    def step_now() -> None:
-        try:
-            optimizer.step()
-        except BaseException as error:
-            failures.append(error)
-
-    for step in loop.steps():
+    for step in loop.steps(5):
         optimizer.zero_grad()
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+        factor = float("inf") if step in (1, 3) and loop.rank == step % loop.size else 1.0
+        scale.scale(loss(model(loop.batch(step), uneven(loop.rank, step))) * factor).backward()
         loop.sync(model)
-        thread = threading.Thread(target=step_now)
-        thread.start()
-        thread.join()
-        if failures:
-            raise failures[0]
+        scale.step(optimizer)
+        scale.update()
+
+
+@kind(needs=SCALER, three=True)
+def one_scaler_for_two_optimizers(loop: Loop) -> None:
+    """Two models, two optimizers, one scaler: the second model's backward comes after the first one's unscale_."""
+    one, other, scale = loop.wrap(mlp()), loop.wrap(mlp()), scaler()
+    optimizers = [sgd(one), sgd(other)]
+    for step in loop.steps():
+        for model, optimizer in zip((one, other), optimizers):
+            optimizer.zero_grad()
+            scale.scale(loss(model(loop.batch(step)))).backward()
+            loop.sync(model)
+            scale.unscale_(optimizer)
+        for optimizer in optimizers:
+            scale.step(optimizer)
+        scale.update()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Sequence
+from typing import Any, Sequence
 
 import torch
 from torch import nn
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, kind
-from tests.late.loops.loop import SIZE, Loop, sgd
+from tests.late.loops.loop import SIZE, Loop
 from tests.late.loops.tiny_model import Apart, Aside, Blocks, Heads, loss, mlp, uneven
 
 
@@ -21,24 +21,6 @@ def shared_trunk_retained(loop: Loop) -> None:
         loss(first).backward(retain_graph=True)
         loop.sync(model)
         loss(second).backward()
-
-
-@kind(plain="parts")
-def same_loss_twice(loop: Loop) -> None:
-    """A second backward through a whole retained graph: DDP has averaged by then and adds the second as it is."""
-    for model, step in loop.training(mlp()):
-        value = loss(model(loop.batch(step)))
-        value.backward(retain_graph=True)
-        loop.sync(model)
-        (2 * value).backward()
-
-
-@kind(three=True)
-def three_heads(loop: Loop) -> None:
-    """Three outputs with a backward each."""
-    for model, step in loop.training(Apart(3)):
-        for output in model(loop.batch(step)):
-            loss(output).backward()
 
 
 @kind()
@@ -74,47 +56,18 @@ def second_backward_on_one_rank(loop: Loop) -> None:
 
 
 @kind(plain="parts", ours="error", cause="ddpfix:|[Tt]imed out|Connection closed", traced=False)
-def second_backward_of_all_on_one_rank(loop: Loop) -> None:
-    """Rank 0 alone has a second backward through everything, once: its replica goes its own way in plain torch.
-
-    The others are a step further by the time they could learn of it, so that steps are not compared.
-    """
-    _more_backwards(loop, {2: 0})
-
-
-@kind(plain="parts", ours="error", cause="ddpfix:|[Tt]imed out|Connection closed", traced=False)
 def second_backward_on_ranks_in_turn(loop: Loop) -> None:
     """Rank 0 has a second backward once, and rank 1 has one two steps later, so that both have as many in the end.
 
-    What is averaged in between must not be gradients of one step with gradients of the next one.
+    What is averaged in between must not be gradients of one step with gradients of the next one. The other rank is a
+    step further by the time it could learn of it, so that steps are not compared.
     """
-    _more_backwards(loop, {2: 0, 4: 1})
-
-
-def _more_backwards(loop: Loop, ranks: Dict[int, int]) -> None:
-    """A second backward in some steps, on one rank."""
     for model, step in loop.training(mlp(), count=6):
         value = loss(model(loop.batch(step)))
         value.backward(retain_graph=True)
         loop.sync(model)
-        if ranks.get(step) == loop.rank:
+        if (step, loop.rank) in ((2, 0), (4, 1)):
             value.backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection closed", three=True)
-def task_per_rank(loop: Loop) -> None:
-    """Each rank trains a task of its own, with a head that the others never use."""
-    for model, step in loop.training(Heads(3)):
-        loss(model(loop.batch(step), [loop.rank])[0]).backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED + "|" + TWICE, three=True)
-def tasks_accumulated(loop: Loop) -> None:
-    """A forward and a backward for each task, then one step, without no_sync."""
-    for model, step in loop.training(Heads(3)):
-        for task in range(3):
-            loss(model(loop.batch(step, task), [task])[0]).backward()
-            loop.sync(model)
 
 
 @kind(three=True)
@@ -156,29 +109,9 @@ def aside_without_main(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def output_never_used(loop: Loop) -> None:
     """A second output is held through the step and reaches no loss."""
-    model = loop.wrap(Apart(2))
-    optimizer = sgd(model)
-    for step in loop.steps():
-        optimizer.zero_grad()
-        first, held = model(loop.batch(step))
+    for model, step in loop.training(Apart(2)):
+        first, _held = model(loop.batch(step))
         loss(first).backward()
-        loop.update(optimizer, model)
-        assert held.requires_grad
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def used_by_hand_before_the_other_output(loop: Loop) -> None:
-    """Gradients are used by hand while a second output is still to be reached, which never is."""
-    model = loop.wrap(Apart(2))
-    for step in loop.steps():
-        first, later = model(loop.batch(step))
-        loss(first).backward()
-        loop.sync(model)
-        with torch.no_grad():
-            for p in model.parameters():
-                if p.grad is not None:
-                    p -= 0.1 * p.grad
-        del later
 
 
 class _Stacks(nn.Module):
@@ -209,7 +142,7 @@ class Made:
 
 
 class _Shaped(nn.Module):
-    """Puts outputs in a dataclass, a dict or an object; the spare one is used in some steps only."""
+    """Puts outputs in a dataclass or an object; the spare one is used in some steps only."""
 
     def __init__(self, shape: Any) -> None:
         super().__init__()
@@ -224,25 +157,12 @@ def _as_dataclass(main: Any, spare: Any) -> Made:
     return Made(main, spare, {"a": [main.detach()], "b": (main * 2, None, "text", 3)})
 
 
-def _as_dict(main: Any, spare: Any) -> Any:
-    return {"main": main, "spare": [(spare,)], "seen": main.detach(), "count": 4}
-
-
 @kind(plain="error", plain_cause=UNFINISHED)
 def outputs_in_a_dataclass(loop: Loop) -> None:
     """Outputs in a dataclass, with detached ones, text and None beside them."""
     for model, step in loop.training(_Shaped(_as_dataclass)):
         made = model(loop.batch(step))
         (loss(made.parts["b"][0]) + (loss(made.spare) if (step + loop.rank) % 2 else 0)).backward()
-
-
-@kind(three=True)
-def outputs_in_a_dict(loop: Loop) -> None:
-    """Outputs in a dict, all used, each with a backward of its own."""
-    for model, step in loop.training(_Shaped(_as_dict)):
-        made = model(loop.batch(step))
-        loss(made["spare"][0][0]).backward()
-        loss(made["main"]).backward()
 
 
 class _Opaque:
@@ -258,27 +178,6 @@ def outputs_in_an_object(loop: Loop) -> None:
     for model, step in loop.training(_Shaped(_Opaque)):
         made = model(loop.batch(step))
         (loss(made.main) + (loss(made.spare) if step % 2 else 0)).backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def output_changed_in_place(loop: Loop) -> None:
-    """An output is changed in place before the loss is made of it."""
-    for model, step in loop.training(Heads()):
-        (output,) = model(loop.batch(step), [(step + loop.rank) % 2])
-        output.mul_(2).add_(1)
-        output[0].zero_()
-        loss(output).backward()
-
-
-@kind()
-def hooks_on_outputs(loop: Loop) -> None:
-    """The user's own hooks on outputs halve their gradients, and retain_grad keeps them."""
-    for model, step in loop.training(Apart(2)):
-        first, second = model(loop.batch(step))
-        first.register_hook(lambda slope: slope * 0.5)
-        first.retain_grad()
-        (loss(first) + loss(second)).backward()
-        assert first.grad is not None
 
 
 class _Sometimes(nn.Module):
@@ -314,23 +213,6 @@ def no_loss_on_one_rank(loop: Loop) -> None:
             value.backward()
 
 
-class _Returning(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.scale = Heads(), nn.Parameter(torch.ones(SIZE))
-
-    def forward(self, x: torch.Tensor, task: int) -> Any:
-        return self.net(x, [task])[0], self.scale, x
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def parameter_among_outputs(loop: Loop) -> None:
-    """One output is a parameter, another one is the input itself."""
-    for model, step in loop.training(_Returning()):
-        output, scale, same = model(loop.batch(step).requires_grad_(), step % 2)
-        (loss(output * scale) + same.mean()).backward()
-
-
 @kind(plain="error", plain_cause=UNFINISHED)
 def backward_with_several_roots(loop: Loop) -> None:
     """``torch.autograd.backward([a, b])`` with two of three outputs."""
@@ -338,11 +220,3 @@ def backward_with_several_roots(loop: Loop) -> None:
         outputs = model(loop.batch(step))
         roots = [loss(output) for index, output in enumerate(outputs) if index != (step + loop.rank) % 3]
         torch.autograd.backward(roots)
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def backward_of_chosen_parameters(loop: Loop) -> None:
-    """``backward(inputs=...)`` with parameters of one part in each step, as in block coordinate descent."""
-    for model, step in loop.training(Apart(2)):
-        chosen = list(model.module.parts[step % 2].parameters())
-        sum(loss(output) for output in model(loop.batch(step))).backward(inputs=chosen)

@@ -15,7 +15,7 @@ from tests.support import off_main_thread, serving, undo
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run one program in this (forked) process; of a program for fewer ranks the last ones are left out."""
-    from torch import distributed, set_num_threads
+    from torch import set_num_threads
 
     from tests.late.loops import kinds
 
@@ -27,21 +27,9 @@ def run(scenario: Dict[str, Any], folder: Path) -> None:
     os.environ["WORLD_SIZE"] = str(scenario["size"])
     set_num_threads(1)
     off_main_thread.put_if_asked(bool(scenario.get("threads")))
-    limit = datetime.timedelta(seconds=declared.wait)
-    store = meeting_place(scenario["size"], limit)
-    distributed.init_process_group("gloo", store=store, rank=serving.RANK, world_size=scenario["size"], timeout=limit)
+    serving.meet(scenario["size"], datetime.timedelta(seconds=declared.wait))
     train(scenario, declared)
     wait_for_others(scenario, folder)
-
-
-def meeting_place(size: int, limit: datetime.timedelta) -> Any:
-    """The store of the group. Ranks are forked in turn, and are waited for longer than a program may wait."""
-    from torch import distributed
-
-    where, patience = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), datetime.timedelta(seconds=60)
-    store = distributed.TCPStore(*where, size, serving.RANK == 0, patience)
-    store.set_timeout(limit)
-    return store
 
 
 def train(scenario: Dict[str, Any], declared: Any) -> None:

@@ -7,15 +7,15 @@ from typing import Dict
 
 import pytest
 
-from tests.late.loops import kinds, launch, sample
+from tests.late.loops import kinds, launch
 from tests.late.loops.launch import Ranks
 from tests.late.loops.loop import MODES, SETTINGS
 from tests.late.loops.verdict import as_declared, broken, verdict
 
 pytestmark = pytest.mark.patches("torch.finalize")
-KINDS = kinds.load()
+KINDS, SAMPLE = kinds.load(), kinds.sample()
 SIZES = [
-    pytest.param(name, size, marks=pytest.mark.sampled(inside=name in sample.names()))
+    pytest.param(name, size, marks=pytest.mark.sampled(inside=name in SAMPLE))
     for size in (2, 3)
     for name in KINDS
     if size == 2 or KINDS[name].three
@@ -27,7 +27,7 @@ class Table:
 
     def __init__(self, factory: pytest.TempPathFactory, whole: bool) -> None:
         self.factory = factory
-        self.names = set(KINDS) if whole else sample.names()
+        self.names = set(KINDS) if whole else SAMPLE
         self.runs: Dict[str, Ranks] = {}
 
     def of(self, name: str, size: int) -> Dict[str, Ranks]:
@@ -74,15 +74,6 @@ def test_ddpfix_keeps_the_law(table: Table, name: str, size: int, mode: str) -> 
 
 def test_there_are_as_many_programs_as_the_documents_say() -> None:
     assert len(KINDS) >= 85 and sum(kind.three for kind in KINDS.values()) * 3 >= len(KINDS)
-
-
-def test_the_sample_has_every_feature() -> None:
-    """Each theme with each outcome, each cause of an error, each need: at least once, with a third of the programs."""
-    chosen = [KINDS[name] for name in sample.names()]
-    assert {each for kind in KINDS.values() for each in sample.features(kind)} == {
-        each for kind in chosen for each in sample.features(kind)
-    }
-    assert {kind.theme for kind in chosen} == set(kinds.THEMES) and len(chosen) * 3 < len(KINDS)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator, List
+
+import numpy
 
 from tests.late.loops.kinds import Kind
 from tests.late.loops.launch import Ranks
@@ -12,7 +14,6 @@ from tests.late.loops.launch import Ranks
 # An error of a rank that only waited for another one.
 WAITED = re.compile(r"[Tt]imed out|[Tt]imeout|Connection (closed|reset)|Broken pipe|wait for .* ms|Socket Timeout")
 OUR_PREFIX = "ddpfix:"
-Values = Dict[str, List[float]]
 
 
 @dataclass
@@ -63,7 +64,7 @@ def _between_ranks(records: List[Any]) -> Iterator[float]:
         for label, members in record["ranks"].items():
             for other in (member for member in members if member > number):
                 for one, two in zip(record["values"], records[other]["values"]):
-                    yield _far(one[label], two[label]) if label in one and label in two else 0.0
+                    yield distance(one[label], two[label]) if label in one and label in two else 0.0
 
 
 def difference(one: Any, other: Any) -> float:
@@ -71,16 +72,19 @@ def difference(one: Any, other: Any) -> float:
     if len(one["values"]) != len(other["values"]):
         return float("inf")
     return max(
-        (_far(a[label], b[label]) for a, b in zip(one["values"], other["values"]) for label in b if label in a),
+        (distance(a[label], b[label]) for a, b in zip(one["values"], other["values"]) for label in b if label in a),
         default=0.0,
     )
 
 
-def _far(one: List[float], other: List[float]) -> float:
-    if len(one) != len(other):
+def distance(one: str, other: str) -> float:
+    """The largest distance between two states (:func:`.loop.numbers`); NaN equals NaN."""
+    first, second = (numpy.frombuffer(bytes.fromhex(each)) for each in (one, other))
+    if len(first) != len(second):
         return float("inf")
-    # NaN equals NaN here.
-    return max((abs(a - b) if a == a or b == b else 0.0 for a, b in zip(one, other) if a != b), default=0.0)
+    far = numpy.abs(first - second)
+    far[(first == second) | (numpy.isnan(first) & numpy.isnan(second))] = 0.0
+    return float(numpy.nan_to_num(far, nan=numpy.inf).max(initial=0.0))
 
 
 def spoiled(ranks: Ranks, hand: Ranks, close: float) -> float:
@@ -94,10 +98,10 @@ def spoiled(ranks: Ranks, hand: Ranks, close: float) -> float:
             continue
         done = len(record["values"])
         for got, wanted in zip(record["values"], reference["values"]):
-            worst = max([worst, *(_far(got[label], wanted[label]) for label in got if label in wanted)])
+            worst = max([worst, *(distance(got[label], wanted[label]) for label in got if label in wanted)])
         near = reference["values"][max(0, done - 1) : done + 1]
         for label, values in (record["end"] or {}).items():
-            ways = [_far(values, wanted[label]) for wanted in near if label in wanted]
+            ways = [distance(values, wanted[label]) for wanted in near if label in wanted]
             worst = max(worst, min(ways, default=0.0) if done else 0.0)
     return worst if worst > close else 0.0
 

@@ -120,20 +120,16 @@ def within_on_this_rank_alone(loop: Loop) -> None:
 
 
 class Attacked(nn.Module):
-    """A model whose forward moves its inputs against the gradient of a loss of its own, as in adversarial training.
+    """A model whose forward moves its inputs against the gradient of a loss of its own, as in adversarial training."""
 
-    Args:
-        partly: whether that loss uses some of the blocks only.
-    """
-
-    def __init__(self, partly: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.blocks, self.partly = Blocks(), partly
+        self.blocks = Blocks()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()
         with torch.enable_grad():
-            loss(self.blocks(x, (2,) if self.partly else ())).backward()
+            loss(self.blocks(x, (2,))).backward()
         assert x.grad is not None
         moved = (x + 0.1 * x.grad.sign()).detach()
         for parameter in self.parameters():
@@ -142,21 +138,11 @@ class Attacked(nn.Module):
         return output
 
 
-def attacked(loop: Loop, partly: bool) -> None:
-    for model, step in loop.training(Attacked(partly), count=STEPS, momentum=0.9):
-        loss(model(loop.batch(step))).backward()
-
-
 @kind(plain="right", three=True)
 def within_of_its_own(loop: Loop) -> None:
-    """The forward runs a backward of its own, of all parameters, for which nobody prepares DDP."""
-    attacked(loop, False)
-
-
-@kind(plain="right")
-def within_of_its_own_in_part(loop: Loop) -> None:
-    """The same of some of the parameters."""
-    attacked(loop, True)
+    """The forward runs a backward of its own, of some of the parameters, for which nobody prepares DDP."""
+    for model, step in loop.training(Attacked(), count=STEPS, momentum=0.9):
+        loss(model(loop.batch(step))).backward()
 
 
 @kind(plain="error", plain_cause=UNFINISHED, needs=FINALIZED)
