@@ -34,7 +34,9 @@ def installed_versions(matrix: Matrix, later: Collection[str] = ()) -> Dict[str,
         try:
             versions[toolkit] = _version(distribution)
         except PackageNotFoundError:
-            versions[toolkit] = _provided_by_others(toolkit)
+            # A fork under another name may have that import name, or a folder of the user's own.
+            spec = _spec(toolkit)
+            versions[toolkit] = f"{UNRECOGNISED} ({spec.origin})" if spec is not None and spec.origin else None
         if toolkit in matrix.version_files:
             versions[toolkit] = _version_in_file(toolkit, matrix.version_files[toolkit]) or versions[toolkit]
     return versions
@@ -51,12 +53,6 @@ def _version(distribution: str) -> str:
 
 
 _VERSION = "Version:"
-
-
-def _provided_by_others(toolkit: str) -> Optional[str]:
-    """None where nothing has that import name; a fork under another name may, or a folder of the user's own."""
-    spec = _spec(toolkit)
-    return f"{UNRECOGNISED} ({spec.origin})" if spec is not None and spec.origin else None
 
 
 def _version_in_file(toolkit: str, file: str) -> Optional[str]:

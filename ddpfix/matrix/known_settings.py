@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, NamedTuple, Optional, Tuple
 
 PREFIX = "DDPFIX_"
 # Settings that change what is trained. The others watch a training: a rank may have its own, and a typo in one of them
@@ -54,10 +54,6 @@ class Setting(NamedTuple):
     @property
     def accepted(self) -> str:
         return ", ".join([*self.values, *([self.kind] if self.kind else [])])
-
-    def calls_for(self, value: str, when: Sequence[str]) -> bool:
-        """Return whether a value is among those of ``when``, where ``kind`` stands for all that cannot be listed."""
-        return value in when or (value not in self.values and self.kind is not None and self.kind in when)
 
     def validate(self, value: str, source: str) -> str:
         word = value.strip().lower()

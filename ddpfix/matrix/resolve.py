@@ -100,7 +100,8 @@ def decide(matrix: Matrix, patch: Patch, installed: Mapping[str, Optional[str]],
     row = _row(matrix, patch, version)
     if row is not None and row.status != "cured":
         return decision(State.NOT_AFFECTED if row.status == "not-affected" else State.NOT_CURED, row.why, row=row)
-    if row is not None and _is_tested(row, version):
+    # Builds of one release differ in the local part only (+cpu, +cu121); a nightly is another release.
+    if row is not None and Version(version.public) in row.tested:
         return decision(State.APPLY, row.why, row=row)
     return _untested(decision, matrix, patch, version, row, settings)
 
@@ -183,11 +184,6 @@ def _untested(
 def is_same_major(known: Version, given: Version) -> bool:
     """Return whether two releases have one major number; years are none."""
     return known.release[0] == given.release[0] or min(known.release[0], given.release[0]) >= _YEARS
-
-
-def _is_tested(row: Row, version: Version) -> bool:
-    # Builds of one release differ in the local part only (+cpu, +cu121); a nightly is another release.
-    return Version(version.public) in row.tested
 
 
 def nearest_of(tested: Iterable[Version], version: Version) -> Version:

@@ -23,8 +23,8 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
 def wanted(name: str, value: str, when: Sequence[str]) -> bool:
-    """Return whether the value of a setting is among those with which a patch is wanted."""
-    return _BY_NAME[name].calls_for(value, when)
+    """Return whether a value is among ``when``, where a setting's kind stands for all that cannot be listed."""
+    return value in when or (value not in _BY_NAME[name].values and _BY_NAME[name].kind in when)
 
 
 def switch_name(patch: str) -> str:

@@ -125,7 +125,8 @@ class Run:
             end = f"ended after {done} optimizer step{'' if done == 1 else 's'}"
         elif error is not None:
             end = f"the program failed {so_far}: {last_words.words(error)}"
-        if complete or _steps_in(self._file) <= done:
+        # Another process of the program may have written before (an agent has no steps).
+        if complete or done or not self._file.exists():
             found = {
                 "complete": complete,
                 "end": end,
@@ -148,15 +149,6 @@ def _with_line(result: Result) -> Result:
     if result.setting == FLAG and not toolkit.is_plain and not by_itself:
         result.line = f"in {toolkit.name}: {toolkit.find}"
     return result
-
-
-def _steps_in(file: Path) -> float:
-    """Return the steps that another process of the program has left; many if its findings are complete."""
-    try:
-        there = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return -1
-    return float("inf") if there["complete"] else int(there["steps"])
 
 
 class _Said(logging.Handler):
