@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ddpfix.layerdrop.training import skipped_layers as skipped_layers
     from ddpfix.matrix.model import MatrixError as MatrixError
     from ddpfix.matrix.settings import SettingsError as SettingsError
+    from ddpfix.probing.alone import probe as probe
 
 _MODULES = {
     "activate": "engine",
@@ -25,16 +26,18 @@ _MODULES = {
     "AgreementError": "exchange.rendezvous",
     "MatrixError": "matrix.model",
     "SettingsError": "matrix.settings",
+    "probe": "probing.alone",
     "skipped_layers": "layerdrop.training",
 }
 # Removed names, which ddpfix/matrix/gone.py answers: its table is not read for each module that is imported from here.
-_GONE: tuple[str, ...] = ("probe", "traffic")
+_GONE: tuple[str, ...] = ("traffic",)
 __all__ = [
     "AgreementError",
     "MatrixError",
     "SettingsError",
     "activate",
     "deactivate",
+    "probe",
     "report",
     "skipped_layers",
 ]

@@ -8,8 +8,9 @@ did not choose, and breaks a graph that another thread captures.
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 # The names of torch's own modules, and of those that vendors' packages add to torch.
 KINDS = ("cuda", "npu", "xpu", "hpu", "mps", "mlu", "musa")
@@ -85,6 +86,17 @@ def empty_cache(device: Any) -> None:
     # Without the device of this rank, the call would open a context on the first one (FunASR issue 2373).
     with within(device):
         module.empty_cache()
+
+
+def random_states() -> List[Callable[[], object]]:
+    """Return functions that give the generators of the accelerators in use the states that they have now."""
+    found: List[Callable[[], object]] = []
+    for kind in in_use():
+        module: Any = _module(kind)
+        end = "_all" if hasattr(module, "get_rng_state_all") else ""
+        put, states = getattr(module, f"set_rng_state{end}"), getattr(module, f"get_rng_state{end}")()
+        found.append(functools.partial(put, states))
+    return found
 
 
 def _module(kind: str) -> Any:

@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--all", action="store_true", help="every fix, also those that are not applied, with the reason")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     for command in (run, probe, plan):
-        group = command.add_argument_group("settings", "each is an environment variable as well")
+        group = command.add_argument_group("settings", "each is a variable and a key of pyproject.toml as well")
         for setting in SETTINGS:
             text = f"{setting.meaning} (default: {setting.default}; {setting.variable})"
             group.add_argument(f"--{setting.name}", metavar=_values(setting), help=text.replace("%", "%%"))

@@ -1,8 +1,8 @@
 """Removed names, each of which is answered with one line, and changes nothing else; and renamed ones, which still work.
 
 A key is written as users write it: a variable (``DDPFIX_X``), the id of a patch (``torch.x``), a command
-(``ddpfix x``) or an option of it (``ddpfix x --y``), a name of the package (``ddpfix.x``), an extra (``ddpfix[x]``) or
-a table of pyproject.toml (``[tool.x]``). The value says what to do instead.
+(``ddpfix x``) or an option of it (``ddpfix x --y``), a name of the package (``ddpfix.x``) or an extra (``ddpfix[x]``).
+The value says what to do instead.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ GONE: Dict[str, str] = {
     "torch.bucket_view": "DistributedDataParallel(model, gradient_as_bucket_view=True) does it",
     "torch.unsent": "all buckets are sent: it saved 15 % of a step on networks of 200 MB/s, and nothing on others",
     "torch.aligned": "DDP's bucket_cap_mb is the size of its buckets",
-    "[tool.ddpfix]": "set each of its keys as a variable (unused is DDPFIX_UNUSED), or give it to ddpfix.activate()",
     "ddpfix.traffic": "it counted buckets that were not sent, and all are sent now",
-    "ddpfix.probe": "python -m ddpfix probe train.py observes the steps of a script, and needs no change of it",
     "wenet.failures": "torch.failures says on every rank which rank failed first, and with which error",
     "ddpfix top": "python -m ddpfix report DIR makes a page of a job that runs, too",
     "ddpfix report --open": "open the page in a browser: it is one file",

@@ -1,7 +1,8 @@
 """Settings: where they come from, which values they take, and which one wins.
 
 The first of these wins: arguments of ``activate()`` (the command line passes its own as environment variables),
-``DDPFIX_*`` variables that are not empty, the default. A switch ``DDPFIX_<PATCH>=0`` wins over all of them.
+``DDPFIX_*`` variables that are not empty, ``[tool.ddpfix]`` in the ``pyproject.toml`` of the working directory, the
+default. A switch ``DDPFIX_<PATCH>=0`` wins over all of them.
 """
 
 from __future__ import annotations
@@ -70,37 +71,52 @@ class Settings:
 
 
 def read(
-    arguments: Mapping[str, object], patches: Iterable[str], environ: Optional[Mapping[str, str]] = None
+    arguments: Mapping[str, object],
+    patches: Iterable[str],
+    environ: Optional[Mapping[str, str]] = None,
+    folder: Path = Path(),
 ) -> Settings:
-    """Settings from arguments and the environment; raises :class:`SettingsError` for what is unknown.
+    """Settings from arguments, environment and pyproject.toml; raises :class:`SettingsError` for what is unknown.
 
-    What only watches a training keeps its default where a variable has a typo, and a line says so.
+    What only watches a training keeps its default where a variable or the file has a typo, and a line says so.
     """
     reader = _Reader({switch_name(patch): patch for patch in patches})
     if environ is None:
         environ = {} if sys.flags.ignore_environment else os.environ
-        if _has_table(Path("pyproject.toml")):
-            reader.gone.append(gone.answer("[tool.ddpfix]", "pyproject.toml [tool.ddpfix]"))
+    reader.table(_table(folder / "pyproject.toml"), "pyproject.toml [tool.ddpfix] ")
     # An empty variable says nothing, as everywhere in a shell, and as with DDPFIX itself.
     given = [name for name, value in environ.items() if name.startswith(PREFIX) and value.strip()]
     for variable in sorted(given, key=gone.age):
         reader.set(variable[len(PREFIX) :], environ[variable], variable)
-    for key in sorted(arguments, key=lambda each: gone.age(switch_name(each))):
-        value = arguments[key]
-        if isinstance(value, (list, dict)) or (isinstance(value, int) and abs(value) >= 2**63):
-            raise SettingsError(f"{_ARGUMENT}{key}: expected a text or a number")
-        if value is not None:
-            reader.set(key, str(value), _ARGUMENT + key)
+    reader.table({name: value for name, value in arguments.items() if value is not None}, _ARGUMENT)
     reader.off_switches(environ)
     return Settings(reader.values, reader.switches, reader.sources, reader.gone)
 
 
-def _has_table(file: Path) -> bool:
+def _table(file: Path) -> Mapping[str, object]:
+    """Return the table ``[tool.ddpfix]``, empty where there is none; raise SettingsError for a bad one."""
     try:
         # A pipe of that name would be waited for.
-        return file.is_file() and b"[tool.ddpfix" in file.read_bytes()
-    except OSError:
-        return False
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    except (OSError, UnicodeDecodeError):
+        return {}
+    # Most projects have no settings of ours: their file is not parsed, and errors in it are not reported.
+    if "tool.ddpfix" not in text:
+        return {}
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        tool = tomllib.loads(text).get("tool", {})
+    except (ValueError, RecursionError) as error:
+        # Of the latter kinds are numbers with thousands of digits, and deep nesting.
+        raise SettingsError(f"{file}: {error}") from None
+    # Another tool's business is none of ours.
+    found = tool.get("ddpfix", {}) if isinstance(tool, dict) else {}
+    if not isinstance(found, dict):
+        raise SettingsError(f"{file}: [tool.ddpfix] must be a table")
+    return found
 
 
 def _now(earlier: Optional[str]) -> str:
@@ -174,6 +190,13 @@ class _Reader:
     def _watches(self, variable: str) -> bool:
         name = variable[len(PREFIX) :].lower()
         return self.by_variable.get(variable) in OBSERVING or (name in _BY_NAME and name not in TRAINING)
+
+    def table(self, table: Mapping[str, object], where: str) -> None:
+        for key, value in sorted(table.items(), key=lambda item: gone.age(switch_name(item[0]))):
+            # Python writes no number of thousands of digits.
+            if isinstance(value, (list, dict)) or (isinstance(value, int) and abs(value) >= 2**63):
+                raise SettingsError(f"{where}{key}: expected a text or a number")
+            self.set(key, str(value), where + key)
 
     def off_switches(self, environ: Mapping[str, str]) -> None:
         ours = ((name, value) for name, value in environ.items() if name.upper().startswith(PREFIX))

@@ -47,6 +47,12 @@ class Program:
         # The steps of the optimizer that has made the most of them; it may be no more.
         self.steps = 0
 
+    def observe(self, model: Any) -> Subject:
+        """Take a module for a model, whatever holds it."""
+        subject = self._add(Subject(model))
+        self._of.update(dict.fromkeys(subject.modules, subject))
+        return subject
+
     def start(self) -> None:
         """Be called around each call of a module in this process, and after each step of an optimizer."""
         self._handles += [

@@ -8,7 +8,7 @@ reentrant checkpoint for unused though they get a gradient.
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, List, Mapping, Sequence
 
 from ddpfix.rules.names import collapsed, grouped, modules, short
@@ -48,7 +48,9 @@ class Result:
     skips: List[Dict[str, Any]] = field(default_factory=list)
     # What is recomputed in backward: name, kind, and whether its checkpoint is reentrant.
     checkpointing: List[Dict[str, Any]] = field(default_factory=list)
-    # How DDP was asked for.
+    # Which loss was used; "" where the program has its own.
+    loss: str = ""
+    # How DDP was asked for, where a program trains the model.
     under: str = ""
     # The argument of DistributedDataParallel that follows ("": none), the line with which the user of a toolkit sets
     # it, the value of DDPFIX_UNUSED that follows, and what to do.
@@ -56,6 +58,13 @@ class Result:
     line: str = ""
     unused: str = "auto"
     advice: List[str] = field(default_factory=list)
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Return all of it as plain data, which JSON can hold."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join(of_model(self.as_dict()))
 
     def advise(self, names: Sequence[str]) -> None:
         """Fill ``setting``, ``unused`` and ``advice``, by the names of all parameters that train."""
@@ -115,12 +124,14 @@ def of_model(found: Mapping[str, Any]) -> List[str]:
     passes = f"{found['passes']} {'pass' if found['passes'] == 1 else 'passes'}"
     lines = [
         f"{found['model']}: {found['trainable']} parameters train, {found['frozen']} are frozen;"
-        f" {_count(found['steps'], 'step')}, {passes} (forward and backward), {found['under']}"
+        f" {_count(found['steps'], 'step')}, {passes} (forward and backward)"
+        + (f", {found['under']}" if found["under"] else "")
     ]
     skips = _alike(found["skips"], "rate")
     checkpointing = _alike(found["checkpointing"], "reentrant")
     kinds = {True: "reentrant", False: "non-reentrant"}
     for title, parts in (
+        ("loss", [found["loss"]] if found["loss"] else []),
         ("no gradient, always", _without(found, found["always"])),
         ("no gradient, sometimes", _without(found, list(found["sometimes"]))),
         ("cause", _short(list(dict.fromkeys(found["why"].values())))),

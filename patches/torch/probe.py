@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import stat
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Dict, List
@@ -134,7 +133,7 @@ class Run:
                 "past": list(self._past),
                 "said": self._said.lines,
                 "notes": [f"nothing was observed from {program.failure!r} on"] if program.failure is not None else [],
-                "models": [asdict(_with_line(result)) for result in program.results()],
+                "models": [_with_line(result).as_dict() for result in program.results()],
             }
             part = self._file.with_name(f"{self._file.name}.{os.getpid()}")
             part.write_text(json.dumps(found), encoding="utf-8")

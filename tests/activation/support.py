@@ -17,7 +17,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence
 from tests.support import signals
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-REQUIREMENTS = ("wrapt>=1.14", "packaging>=21", "rich>=10")
+REQUIREMENTS = ("wrapt>=1.14", "packaging>=21", "rich>=10", "tomli>=1.1; python_version < '3.11'")
 VERSIONS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 
 Finished = subprocess.CompletedProcess

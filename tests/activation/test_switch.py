@@ -143,6 +143,16 @@ def test_run_refuses_a_bad_setting_before_it_starts(way: Way, tmp_path: Path, ba
         one_line(done, *bad, "plan --help" if "DDPFIX_FOO" in bad else "expected")
 
 
+def test_a_bad_project_file(installed: Place, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.ddpfix]\nlayerdrop = 'wrong'\n", encoding="utf-8")
+    done = installed.run("-c", TRY_TORCH, cwd=tmp_path, DDPFIX="1")
+    assert (done.returncode, done.stdout) == (3, "False\n")
+    one_line(done, "pyproject.toml", "sync, off, stock")
+    done = installed.run("-m", "ddpfix", "run", "-c", TRY_TORCH, cwd=tmp_path)
+    assert done.returncode == 2
+    one_line(done, "pyproject.toml")
+
+
 SETTINGS = "import os, torch, ddpfix; print(os.environ.get('DDPFIX_LAYERDROP'), ddpfix.report().settings['layerdrop'])"
 
 

@@ -29,6 +29,7 @@ TOOLS = (
     "wrapt",
     "packaging",
     "rich",
+    "tomli",
     "setuptools",
     "hypothesis",
 )

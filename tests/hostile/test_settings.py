@@ -31,9 +31,9 @@ def use(found: settings.Settings) -> None:
     assert all(found.switched(patch) in (None, "0", "1", "force") for patch in PATCHES)
 
 
-def read(environ: Any = None, arguments: Any = None) -> None:
+def read(environ: Any = None, arguments: Any = None, folder: Path = Path()) -> None:
     try:
-        use(settings.read(arguments or {}, PATCHES, environ or {}))
+        use(settings.read(arguments or {}, PATCHES, environ or {}, folder))
     except SettingsError as error:
         # It is one line of a readable length, whatever the value is.
         assert len(str(error)) < 20_000
@@ -57,6 +57,30 @@ def test_names_and_values_of_any_kind(name: str, value: str) -> None:
 @given(name=st.sampled_from([each.name for each in SETTINGS]), value=values.values)
 def test_arguments_of_any_kind(name: str, value: Any) -> None:
     read(arguments={name: value})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tool = 3 # tool.ddpfix",
+        "[[tool]]\nx = 'tool.ddpfix'",
+        "tool.ddpfix = 3",
+        "[tool.ddpfix]\nseed = 0x" + "f" * 20_000,
+        "[tool.ddpfix]\nseed = " + "9" * 20_000,
+        "[tool.ddpfix]\nseed = " + "[" * 5_000,
+        "[tool.ddpfix]\nseed = nan\n",
+        "[tool.ddpfix]\nseed = [1]\n",
+        "[tool.ddpfix.seed]\nx = 1\n",
+        "[tool.ddpfix]\nunused = 1979-05-27\n",
+        '[tool.ddpfix]\n"\\u001b[31m" = 1\n',
+        "[tool.ddpfix",
+        "[tool.ddpfix]\n" + "a." * 3_000 + "a = 1\n",
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_table_of_any_kind(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    read(folder=tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "bytes", "circle"])

@@ -51,6 +51,7 @@ def test_the_metadata(wheel: Path) -> None:
         "torch",
         "packaging",
         "rich",
+        "tomli",
     }
     assert metadata["Requires-Python"] == ">=3.8" and metadata["License-Expression"] == "Apache-2.0"
     assert "ddpfix = ddpfix.cli.main:main" in entry_points

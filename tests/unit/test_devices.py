@@ -67,6 +67,8 @@ class Vendor:
             "memory_allocated": 4,
             "get_device_properties": SimpleNamespace(total_memory=9),
             "current_stream": "a stream",
+            "get_rng_state_all": ["a state"],
+            "set_rng_state_all": None,
         }
         for name, value in functions.items():
             if name not in without:
@@ -118,6 +120,12 @@ def test_what_is_in_use_and_what_is_captured(vendor: Vendor, monkeypatch: pytest
     assert "npu" in devices.in_use() and devices.is_capturing()
     monkeypatch.setattr(vendor, "is_initialized", lambda: False)
     assert "npu" not in devices.in_use() and not devices.is_capturing()
+
+
+def test_random_states_are_given_back(vendor: Vendor) -> None:
+    for restore in devices.random_states():
+        restore()
+    assert ("set_rng_state_all", ["a state"]) in vendor.asked
 
 
 def test_the_functions_of_mps_take_no_device(monkeypatch: pytest.MonkeyPatch) -> None:

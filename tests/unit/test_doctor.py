@@ -195,15 +195,19 @@ def test_a_part_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) ->
     Console(file=open(os.devnull, "w"), width=140).print(screen.whole(report))  # noqa: SIM115
 
 
-def test_settings_one_by_one() -> None:
+def test_settings_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     whole = loader.load()
     environ = {"DDPFIX_UNUSED": "never", "DDPFIX_SEED": "7", "DDPFIX_TORCH_FLAG": "0", "DDPFIX_XYZZY": "1"}
     values, errors = examination.read_settings(whole, environ)
     assert (values["unused"], values["seed"], values.switched("torch.flag")) == ("auto", "7", "0")
     assert len(errors) == 2 and "expected auto, find" in errors[0] and "DDPFIX_XYZZY is not a setting" in errors[1]
+    (tmp_path / "pyproject.toml").write_text('[tool.ddpfix]\nunused = "yes"\n')
+    values, errors = examination.read_settings(whole, {"DDPFIX_SEED": "7"})
+    assert values["seed"] == "7" and len(errors) == 1 and "pyproject.toml" in errors[0]
     section, findings = examination.settings_in_force(values, errors)
     assert section["values"]["seed"] == {"value": "7", "from": "DDPFIX_SEED"}
-    assert about(findings, "expected auto, find") == [BLOCKS]
+    assert about(findings, "pyproject.toml") == [BLOCKS]
 
 
 # How it is switched on.

@@ -41,7 +41,7 @@ def _line(key: str, shown: str = "") -> str:
 
 
 def _is_setting(key: str) -> bool:
-    return not key.startswith(("ddpfix", "["))
+    return not key.startswith("ddpfix")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,14 +62,16 @@ def test_explain_answers_each_name(name: str, capsys: Any) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if _is_setting(name)])
 @pytest.mark.parametrize("value", ["0", "1", "anything"])
-def test_a_setting_or_switch_changes_nothing(name: str, value: str) -> None:
+def test_a_setting_or_switch_changes_nothing(name: str, value: str, tmp_path: Path) -> None:
     patches = loader.load().patches
     variable = name if name.startswith("DDPFIX_") else settings.switch_name(name)
     keyword = variable[len("DDPFIX_") :].lower()
+    (tmp_path / "pyproject.toml").write_text(f'[tool.ddpfix]\n{keyword} = "{value}"\n')
     plain = settings.read({}, patches, {})
     ways = {
         variable: settings.read({}, patches, {variable: value}),
         f"argument {keyword}": settings.read({keyword: value}, patches, {}),
+        f"pyproject.toml [tool.ddpfix] {keyword}": settings.read({}, patches, {}, tmp_path),
     }
     for shown, found in ways.items():
         assert found.gone == [_line(name, shown)]
@@ -164,14 +166,6 @@ def test_a_name_of_the_package(name: str) -> None:
     with pytest.raises(AttributeError) as caught:
         getattr(ddpfix, name[len("ddpfix.") :])
     assert str(caught.value) == _line(name)
-
-
-def test_a_table_of_pyproject_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pyproject.toml").write_bytes(b"\xff\n[tool.ddpfix]\nunused = 'find'\n")
-    found = settings.read({}, loader.load().patches)
-    assert found["unused"] == "auto" and found.gone == [_line("[tool.ddpfix]", "pyproject.toml [tool.ddpfix]")]
-    assert settings.read({}, loader.load().patches, {}).gone == []
 
 
 def test_plan_and_doctor_show_the_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

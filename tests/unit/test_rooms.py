@@ -28,7 +28,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "monitor": {"background", "devices", "exchange", "groups", "log", "patching", "rules", "system", "user_code"},
     "uneven": {"exchange", "groups", "log", "patching", "system"},
     "layerdrop": {"exchange", "groups", "log", "models", "patching", "user_code"},
-    "probing": {"layerdrop", "log", "models", "rules"},
+    "probing": {"devices", "layerdrop", "log", "models", "rules"},
     "waiting": {"matrix"},
     "engine": {"_env", "import_hook", "log", "matrix", "modules", "patching", "state", "waiting"},
     "_boot": {"_env", "import_hook", "engine"},
@@ -37,7 +37,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "cli": {"_env", "matrix", "monitor", "probing", "rules", "state", "trace"},
     "__main__": {"cli"},
     # The public names of the package; nothing is imported before one of them is used.
-    "__init__": {"engine", "exchange", "layerdrop", "matrix", "models"},
+    "__init__": {"engine", "exchange", "layerdrop", "matrix", "models", "probing"},
     "patches": set(),
 }
 # What a patch may use of the engine's rooms.

@@ -23,8 +23,16 @@ PATCHES = ["torch.flag", "torch.hang", "torch.finalize", "transformers.layerdrop
 ROOT = Path(__file__).parents[2]
 
 
-def settle(arguments: Optional[Mapping[str, object]] = None, environ: Optional[Mapping[str, str]] = None) -> Settings:
-    return read(arguments or {}, PATCHES, environ or {})
+def settle(
+    arguments: Optional[Mapping[str, object]] = None,
+    environ: Optional[Mapping[str, str]] = None,
+    pyproject: str = "",
+    folder: Optional[Path] = None,
+) -> Settings:
+    if folder is None:
+        return read(arguments or {}, PATCHES, environ or {}, folder=Path("/nonexistent"))
+    (folder / "pyproject.toml").write_text(pyproject, encoding="utf-8")
+    return read(arguments or {}, PATCHES, environ or {}, folder=folder)
 
 
 def test_defaults() -> None:
@@ -83,18 +91,33 @@ def test_every_default_is_accepted_and_every_variable_is_known() -> None:
         assert settle(environ={setting.variable: setting.default})[setting.name] == setting.default
 
 
-@pytest.mark.parametrize(("argument", "variable"), list(product([False, True], repeat=2)))
-def test_the_order_of_sources(argument: bool, variable: bool) -> None:
-    found = settle({"unused": "find"} if argument else {}, {"DDPFIX_UNUSED": "off"} if variable else {})
+@pytest.mark.parametrize(("argument", "variable", "table"), list(product([False, True], repeat=3)))
+def test_the_order_of_sources(argument: bool, variable: bool, table: bool, tmp_path: Path) -> None:
+    found = settle(
+        {"unused": "find"} if argument else {},
+        {"DDPFIX_UNUSED": "off"} if variable else {},
+        '[tool.ddpfix]\nunused = "auto"\nlog = "debug"\n' if table else "",
+        tmp_path,
+    )
     assert found["unused"] == ("find" if argument else "off" if variable else "auto")
     source = "argument unused" if argument else "DDPFIX_UNUSED" if variable else None
+    if source is None and table:
+        source = "pyproject.toml [tool.ddpfix] unused"
     assert found.sources.get("unused") == source
+    assert found["log"] == ("debug" if table else "info")
 
 
-@pytest.mark.parametrize(("argument", "variable"), list(product([None, "0", "1", "force"], repeat=2)))
-def test_a_switch_that_says_0_in_the_environment_wins(argument: Optional[str], variable: Optional[str]) -> None:
-    found = settle({"torch_flag": argument}, {"DDPFIX_TORCH_FLAG": variable} if variable else {})
-    assert found.switched("torch.flag") == ("0" if variable == "0" else argument or variable)
+@pytest.mark.parametrize(("argument", "variable", "table"), list(product([None, "0", "1", "force"], repeat=3)))
+def test_a_switch_that_says_0_in_the_environment_wins(
+    argument: Optional[str], variable: Optional[str], table: Optional[str], tmp_path: Path
+) -> None:
+    found = settle(
+        {"torch_flag": argument},
+        {"DDPFIX_TORCH_FLAG": variable} if variable else {},
+        f'[tool.ddpfix]\n"torch.flag" = "{table}"\n' if table else "",
+        tmp_path,
+    )
+    assert found.switched("torch.flag") == ("0" if variable == "0" else argument or variable or table)
     if variable == "0":
         assert found.sources["torch.flag"] == "DDPFIX_TORCH_FLAG"
 
@@ -181,16 +204,34 @@ def test_a_typo_in_what_only_watches_switches_nothing_off(environ: Dict[str, str
         settle({name[len("DDPFIX_") :].lower(): value for name, value in environ.items()})
 
 
-def test_errors_name_the_argument() -> None:
+def test_errors_name_the_argument_and_the_file(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"argument unsued is not a setting \(did you mean unused or "):
         settle({"unsued": "find"})
+    with pytest.raises(
+        SettingsError, match=r"pyproject.toml \[tool.ddpfix\] unused='yes'.*auto, find, late, static, off"
+    ):
+        settle(pyproject='[tool.ddpfix]\nunused = "yes"\n', folder=tmp_path)
+    with pytest.raises(SettingsError, match="pyproject.toml: .*line 2"):
+        settle(pyproject="[tool.ddpfix]\nunused = \n", folder=tmp_path)
+    with pytest.raises(SettingsError, match="must be a table"):
+        settle(pyproject="[tool]\nddpfix = 3 # tool.ddpfix\n", folder=tmp_path)
+
+
+def test_other_files_are_not_ours_to_judge(tmp_path: Path) -> None:
+    assert settle(pyproject="this [is not TOML", folder=tmp_path).sources == {}
+    (tmp_path / "pyproject.toml").write_bytes(b"\xff\xfe[tool.ddpfix]")
+    assert read({}, PATCHES, {}, folder=tmp_path).sources == {}
+
+
+def test_values_of_no_kind_of_a_setting() -> None:
     for value in ([1], {"x": 1}, 10**5000):
         with pytest.raises(SettingsError, match="argument seed: expected a text or a number"):
             settle({"seed": value})
 
 
-def test_values_of_other_types() -> None:
-    found = settle({"seed": 7, "timeout": 2.5, "transformers.layerdrop": False, "torch_unused": True})
+def test_values_of_toml_types(tmp_path: Path) -> None:
+    text = '[tool.ddpfix]\nseed = 7\ntimeout = 2.5\n"transformers.layerdrop" = false\ntorch_unused = true\n'
+    found = settle(pyproject=text, folder=tmp_path)
     assert (found.seed(), found.seconds()) == (7, 2.5)
     assert dict(found.switches) == {"transformers.layerdrop": "0", "torch.flag": "1"}
 

@@ -30,6 +30,8 @@ _BESIDE = ("numpy", "torchaudio", "torchvision", "lightning", "pytorch-lightning
 _LITTLE_SHM, _FEW_FILES = 512, 4096
 # Interfaces that are shown; a host of containers has hundreds.
 _SHOWN = 24
+# A folder without a pyproject.toml.
+_NOWHERE = Path(os.devnull)
 
 
 class Problem(NamedTuple):
@@ -196,11 +198,15 @@ def read_settings(whole: Matrix, environ: Optional[Mapping[str, str]] = None) ->
     for name, value in environ.items():
         if name.startswith(settings.PREFIX):
             try:
-                settings.read({}, whole.patches, {name: value})
+                settings.read({}, whole.patches, {name: value}, _NOWHERE)
                 good[name] = value
             except SettingsError as refused:
                 errors.append(private(str(refused)))
-    return settings.read({}, whole.patches, good), errors
+    try:
+        return settings.read({}, whole.patches, good), errors
+    except SettingsError as refused:
+        # In the file.
+        return settings.read({}, whole.patches, good, _NOWHERE), [*errors, private(str(refused))]
 
 
 def settings_in_force(values: Settings, errors: List[str]) -> Section:
