@@ -7,6 +7,7 @@ What stands elsewhere, at the top level, directly in ``torch_kwargs`` or for ano
 from __future__ import annotations
 
 import inspect
+import os
 from types import ModuleType
 from typing import Any, Dict, Iterator, Mapping, Tuple
 
@@ -25,6 +26,34 @@ def arrive(site: Site, module: ModuleType, owner: Any) -> None:
     """Wrap ``TorchDDPDriver.__init__``, which every keyword reaches."""
     needs_names(owner, "__init__", "_torch_kwargs", "ddp_kwargs")
     site.wrap(owner, "__init__", _made)
+
+
+def choose(site: Site, module: ModuleType, owner: Any) -> None:
+    """Wrap ``choose_driver``, which knows the driver: name what has no effect with it."""
+    site.wrap(owner, "choose_driver", _chosen)
+
+
+def _chosen(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    driver, rest = given["driver"], given.get("kwargs", {})
+    inner, of_ddp = rest.get("torch_kwargs") or {}, ("ddp_kwargs", *_CLEAR)
+    places = [name for name in of_ddp if rest.get(name) is not None]
+    places += [f"torch_kwargs: {name}" for name in of_ddp if inner.get(name) is not None]
+    if driver == "torch_fsdp" and "FASTNLP_BACKEND_LAUNCH" in os.environ:
+        log.warning(
+            "driver='torch_fsdp' under torchrun trains with DDP: nothing is sharded, and fsdp_kwargs has no effect."
+            " fastNLP shards only where it starts the ranks itself (python script.py, device=[0, 1])"
+        )
+    elif places and (not isinstance(driver, str) or driver in ("fairscale", "deepspeed", "torch_fsdp")):
+        with_it = f"driver={driver!r}" if isinstance(driver, str) else "your own driver object"
+        log.warning(f"{', '.join(places)} has no effect with {with_it}: these are settings of driver='torch'")
+    unread = set(inspect.signature(DistributedDataParallel.__init__).parameters) - {"self", *_CLEAR}
+    for place, holder in (("", rest), ("torch_kwargs: ", inner)):
+        for name in sorted(unread.intersection(holder)):
+            log.warning(
+                f"fastNLP does not read {place}{name}. For DDP write torch_kwargs={{'ddp_kwargs': {{{name!r}: ...}}}}"
+            )
+    return wrapped(*args, **kwargs)
 
 
 def _made(wrapped: Any, driver: Any, args: Any, kwargs: Any) -> Any:

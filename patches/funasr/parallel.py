@@ -10,6 +10,7 @@ import contextlib
 from types import ModuleType
 from typing import Any, Iterator
 
+from ddpfix import log
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 
@@ -34,7 +35,7 @@ def agree(site: Site, module: ModuleType, owner: Any) -> None:
 def normalise(run: entry.Run) -> None:
     """Give both places the same value; the top level wins, as in 1.4.2 and later. A ValueError stops the run."""
     conf = section(run.kwargs, "train_conf")
-    names = [name for name in ("use_fsdp", "use_deepspeed") if name in run.kwargs or name in conf]
+    names = [name for name in ("use_fsdp", "use_deepspeed", "use_ddp") if name in run.kwargs or name in conf]
     wanted = {}
     for name in names:
         at_top = run.kwargs.get(name) is not None
@@ -42,8 +43,11 @@ def normalise(run: entry.Run) -> None:
         wanted[name] = bool(truth(value, key))
     if wanted.get("use_fsdp"):
         raise ValueError(_FSDP.format(entry="would not synchronise the ranks" if run.ds else "would use DDP"))
-    # main hands this to Trainer itself, so that it must not find it in train_conf as well.
-    conf.pop("use_fsdp", None)
+    # main hands these to Trainer itself, so that it must not find them in train_conf as well.
+    for name in ("use_fsdp", "use_ddp"):
+        conf.pop(name, None)
+    if "use_ddp" in names:
+        log.info("use_ddp is not a FunASR setting: FunASR uses DDP whenever there is more than one process")
     if "use_deepspeed" in wanted:
         conf["use_deepspeed"] = run.kwargs["use_deepspeed"] = wanted["use_deepspeed"]
         if wanted["use_deepspeed"] and not run.ds:

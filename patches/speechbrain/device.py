@@ -29,6 +29,10 @@ def launcher(line: Line) -> None:
         if several and not wished:
             log.info("set distributed_launch and local_rank, because torchrun started this process")
             line.set("distributed_launch", True)
+        if line.tree.get("distributed_launch") is True and not launched:
+            log.warning(
+                "distributed_launch in the yaml has no effect without a launcher (torchrun): this process trains alone"
+            )
         if line.values.get("distributed_launch") and launched:
             line.values.setdefault("local_rank", local_rank())
         return

@@ -6,7 +6,8 @@ of an epoch: the shorter ones read some batches again (``pad``), or all stop at 
 rank cannot say how many it has, they agree one batch ahead instead, beside the training step
 (:class:`ddpfix.uneven.loader.StreamEpoch`).
 
-Validation is not touched: its forward has no collective, and a batch that counts twice would change its numbers.
+Validation is not touched: its forward has no collective, and a batch that counts twice would change its numbers. The
+exception is InputNormalization of 1.0.3 over a batch or globally, which reduces in evaluation, too.
 
 Reached through the loops of ``Brain.fit``: a recipe that goes over its loader in a loop of its own is not covered.
 """
@@ -36,13 +37,14 @@ _TIMEOUT = timedelta(hours=2)
 
 
 def even(site: Site, module: ModuleType, owner: Any) -> None:
-    """Put on the method that trains, which goes over ``tqdm(loader, ...)``: ``_fit_train``, before 0.5.12 ``fit``."""
-    name = "_fit_train" if "_fit_train" in vars(owner) else "fit"
-    checks.needs_names(owner, name, "tqdm")
+    """Put on the loops over ``tqdm(loader, ...)``: ``_fit_train`` and ``_fit_valid``, before 0.5.12 ``fit``."""
+    names = [name for name in ("_fit_train", "_fit_valid") if name in vars(owner)] or ["fit"]
+    for name in names:
+        checks.needs_names(owner, name, "tqdm")
     if "tqdm" not in vars(module):
         raise PatchError(f"{module.__name__} has no tqdm")
     stop, held = policy(site, "SpeechBrain") == "stop", site.keep(Held)
-    code = inspect.unwrap(vars(owner)[name]).__code__
+    loops = [inspect.unwrap(vars(owner)[name]).__code__ for name in names]
 
     def loop(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
         if not brains.is_distributed(brain):
@@ -51,19 +53,20 @@ def even(site: Site, module: ModuleType, owner: Any) -> None:
 
         def tqdm(iterable: Any, *others: Any, **more: Any) -> Any:
             # What runs within the loop (another Brain's evaluation, on one rank perhaps) has loops of its own.
-            own = sys._getframe(1).f_code is code
+            own = sys._getframe(1).f_code in loops
             return original(evened(brain, iterable, stop, held) if own else iterable, *others, **more)
 
         # For the length of the loop only: elsewhere tqdm is used as a class.
         with temporary.replaced(module, "tqdm", tqdm):
             return wrapped(*args, **kwargs)
 
-    site.wrap(owner, name, loop)
+    for name in names:
+        site.wrap(owner, name, loop)
 
 
 def evened(brain: Any, loader: Any, stop: bool, held: Held) -> Any:
     """Return the loader itself where all ranks, which come here, have as many batches; RuntimeError: one has none."""
-    if not brain.modules.training:
+    if not brain.modules.training and not _reduces_in_evaluation(brain):
         return loader
     # A LoopedLoader holds the loader that it reads.
     held.hold(getattr(loader, "loader", loader))
@@ -125,3 +128,14 @@ def _rewind(loader: Any) -> None:
     """A LoopedLoader that was not read to its end would begin the next epoch there."""
     if hasattr(loader, "epoch_length"):
         loader.step = 0
+
+
+def _reduces_in_evaluation(brain: Any) -> bool:
+    hparams = getattr(brain, "hparams", None)
+    held = [*brain.modules.modules(), *(vars(hparams).values() if hparams is not None else ())]
+    normalizations = [module for module in held if type(module).__name__ == "InputNormalization"]
+    return any(
+        getattr(module, "norm_type", "") in ("batch", "global")
+        and "ddp_all_reduce" in getattr(type(module).forward, "__code__", _reduces_in_evaluation.__code__).co_names
+        for module in normalizations
+    )

@@ -36,6 +36,18 @@ OTHERS = [
     Scenario("none at the top", "whole", {"ddp_kwargs": None}),
     Scenario("whole", "whole"),
     Scenario("both", kwargs={"ddp_kwargs": {"find_unused_parameters": False}, "torch_kwargs": {"ddp_kwargs": FLAG}}),
+    Scenario("unclear", "whole", {"mixed_precision": "fp16"}),
+    Scenario("sharded", "whole", {"driver": "torch_fsdp"}),
+    Scenario(
+        "driver",
+        "whole",
+        {"ddp_kwargs": FLAG},
+        before="""
+import torch
+from fastNLP import TorchDDPDriver
+given["driver"] = TorchDDPDriver(model, torch.device("cpu"), is_pull_by_torch_run=True)
+""",
+    ),
     Scenario("misspelled", "whole", {"torch_kwargs": {"ddp_kwargs": {"find_unused_parameter": True}}}),
     Scenario("misspelled at the top", "whole", {"ddp_kwargs": {"find_unused_parameter": True}}),
 ]
@@ -91,6 +103,21 @@ def test_what_stands_in_the_right_place_wins(unpatched: Results, ours: Results) 
     assert finished(ours["both"]) == finished(unpatched["given"])
     said = "ddp_kwargs: find_unused_parameters=False is not used, because find_unused_parameters=True is given too"
     assert said in log_text(ours["both"][0])
+
+
+SAID = {
+    "unclear": "fastNLP does not read mixed_precision. For DDP write torch_kwargs={'ddp_kwargs': ",
+    "sharded": "driver='torch_fsdp' under torchrun trains with DDP: nothing is sharded",
+    "driver": "ddp_kwargs has no effect with your own driver object",
+}
+
+
+@pytest.mark.patches("fastnlp.overrides")
+@pytest.mark.parametrize("name", SAID)
+def test_what_has_no_effect_is_named(unpatched: Results, ours: Results, name: str) -> None:
+    assert finished(ours[name]) == finished(unpatched[name]) == finished(unpatched["whole"])
+    assert SAID[name] in log_text(ours[name][0])
+    assert SAID[name] not in log_text(unpatched[name][0]) + log_text(ours["whole"][0])
 
 
 @pytest.mark.patches("fastnlp.overrides")

@@ -175,8 +175,8 @@ def test_precision(value: str, train: Path) -> None:
         assert options == {name: expected[name] for name in options}
         assert ("auto_mix_prec" in options, "bfloat16_mix_prec" in options) == (True, RELEASE >= (0, 5, 14))
         trains = "bf16" if RELEASE >= (0, 5, 14) else "fp32"
-        fp16 = f"--precision=fp16 means --auto_mix_prec in this release, which trains in {trains} on the CPU"
-        bf16 = "--precision=bf16 means --bfloat16_mix_prec in this release"
+        fp16 = f"precision=fp16 means --auto_mix_prec in this release, which trains in {trains} on the CPU"
+        bf16 = "precision=bf16 means --bfloat16_mix_prec in this release"
         assert lines == {"fp16": [fp16], "bf16": [bf16], "fp32": []}[value]
         return
     assert before.error is None
@@ -227,6 +227,9 @@ def test_what_is_typed_beats_the_old_names_in_the_yaml(tmp_path: Path) -> None:
             parsing.brain(outcome.options, parsing.load(outcome))
         return
     assert brain(file).auto_mix_prec is True
+    newer = parsing.write(tmp_path, BASE + "precision: fp16\n")
+    assert not parsing.brain(unpatched(newer, "--device=cpu").options, parsing.load(unpatched(newer))).auto_mix_prec
+    assert brain(newer).auto_mix_prec is True and brain(newer, "--auto_mix_prec=False").auto_mix_prec is False
     theirs = parsing.write(tmp_path, BASE + "precision: 3\n")
     outcome = patched(theirs, "--precision=4")
     assert (outcome.overrides, outcome.typed) == ("precision: 4", [])

@@ -170,15 +170,19 @@ def test_for_a_loader_with_a_guessed_length_or_none_ranks_agree_batch_by_batch()
 
 
 @pytest.mark.patches("speechbrain.uneven")
-def test_validation_is_left_alone() -> None:
+@pytest.mark.parametrize("kind", ["sentence", "global"])
+def test_validation_is_touched_only_where_it_has_collectives(kind: str) -> None:
     import torch
     from ddpfix.patches.speechbrain import uneven
+    from speechbrain.processing.features import InputNormalization
 
     class Brain:
-        modules = torch.nn.ModuleDict({"linear": torch.nn.Linear(1, 1)}).eval()
+        modules = torch.nn.ModuleDict({"normalize": InputNormalization(norm_type=kind)}).eval()
 
-    loader = loaded(3)
-    assert uneven.evened(Brain(), loader, False, Held()) is loader
+    assert uneven._reduces_in_evaluation(Brain()) is (kind == "global" and since("1.0.3", "1.1.0"))
+    if kind == "sentence":
+        loader = loaded(3)
+        assert uneven.evened(Brain(), loader, False, Held()) is loader
 
 
 @pytest.mark.patches("speechbrain.uneven")
