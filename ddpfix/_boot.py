@@ -13,10 +13,18 @@ from ddpfix import _env
 
 
 def start() -> None:
-    """Arm the finder if the environment asks for it. Isolated interpreters (-I, -E) are left alone."""
-    if sys.flags.ignore_environment or not _env.is_on(os.environ.get("DDPFIX", "")):
+    """Arm the finder if the environment asks for it. Isolated interpreters (-I, -E) are left alone.
+
+    A rank that has settings and no switch gets a line when it imports torch, and nothing else.
+    """
+    value = os.environ.get("DDPFIX")
+    if sys.flags.ignore_environment or (value is not None and not _env.is_on(value)):
         return
     from ddpfix import import_hook
+
+    if value is None:
+        import_hook.install(frozenset(("torch",)), _env.hint)
+        return
 
     if not _env.is_second(import_hook.of_another_copy()):
         import_hook.install(watched(), wake)

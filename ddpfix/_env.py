@@ -60,12 +60,42 @@ def is_on(value: str) -> bool:
 
 
 def refuse(why: str) -> None:
-    """Say why nothing is done in this process: once a node of a job.
+    """Say why nothing is done in this process: once a node of a job, and in no worker of a rank: they have one setting.
 
     Where a rank alone is refused, the others name it when they compare what ddpfix does.
     """
-    if next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name)), "0") == "0":
+    if _speaks():
         say(f"{why}. ddpfix is OFF in this process")
+
+
+def _speaks() -> bool:
+    """Return whether this process speaks for its node: the first rank on it, or one that no launcher has started."""
+    local = next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name)), "")
+    return local in ("", "0") and not _is_worker(bool(local))
+
+
+def hint() -> None:
+    """Say that settings are given and nothing is switched on, unless the program has begun to do that itself."""
+    given = sorted(name for name in os.environ if name.startswith("DDPFIX_"))
+    words = " ".join(getattr(sys, "orig_argv", ())[:4])
+    if given and "ddpfix.engine" not in sys.modules and _speaks() and "compile_worker" not in words:
+        more = f" (and {len(given) - 1} more)" if len(given) > 1 else ""
+        say(f"{given[0]}{more} is set, but DDPFIX=1 is not: ddpfix is off unless the program switches it on itself")
+
+
+def _is_worker(launched: bool) -> bool:
+    """Return whether multiprocessing has started this process, and another one with the same environment says why.
+
+    Args:
+        launched: as a child of a rank that a launcher has started; where none has, the first child counts as a rank.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is None:
+        # The interpreter has just begun.
+        return any("multiprocessing" in word for word in getattr(sys, "orig_argv", ()))
+    # Set before the child imports anything; its parent is known later.
+    name = process.current_process().name
+    return name != "MainProcess" and (launched or not name.endswith("-1"))
 
 
 def is_second(other: Optional[str]) -> bool:

@@ -47,6 +47,34 @@ def test_other_values_that_mean_off(installed: Place, value: str) -> None:
     nothing(installed.run("-c", PROBE, DDPFIX=value), "ddpfix", "ddpfix._boot", "ddpfix._env")
 
 
+RANK = {"LOCAL_RANK": "0", "DDPFIX_HANG": "50", "DDPFIX_LOG": "debug"}
+TOLD = "ddpfix: DDPFIX_HANG (and 1 more) is set, but DDPFIX=1 is not: ddpfix is off unless the program switches it on"
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        (RANK, True),
+        ({**RANK, "LOCAL_RANK": "1"}, False),
+        ({**RANK, "DDPFIX": "0"}, False),
+        ({"LOCAL_RANK": "0"}, False),
+    ],
+    ids=["settings", "other rank", "off", "none"],
+)
+def test_a_rank_with_settings_and_no_switch_gets_a_line(
+    installed: Place, tmp_path: Path, environ: Dict[str, str], told: bool
+) -> None:
+    (tmp_path / "torch.py").touch()
+    done = installed.run("-c", "import json, torch", PYTHONPATH=str(tmp_path), **environ)  # type: ignore[arg-type]
+    assert done.returncode == 0 and done.stderr.startswith(TOLD) == told and bool(done.stderr) == told, done.stderr
+    assert installed.run("-c", "import json", **environ).stderr == ""  # type: ignore[arg-type]
+
+
+def test_a_program_that_switches_ddpfix_on_itself_gets_no_line(installed: Place) -> None:
+    done = installed.run("-c", AUTO + TRY_TORCH, LOCAL_RANK="0", DDPFIX_HANG="50")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "True\n", "")
+
+
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S", "-ES"])
 def test_isolated_interpreters_stay_unpatched(installed: Place, flag: str) -> None:
     nothing(installed.run(flag, "-c", PROBE, DDPFIX="1"))

@@ -9,7 +9,9 @@ import inspect
 import pickle
 import sys
 import threading
+from importlib import import_module
 from itertools import permutations
+from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Callable, Iterator, List
 
@@ -522,6 +524,16 @@ def test_a_bound_method_of_a_patched_class_is_pickled(kit: Any, kind: str) -> No
     assert found(5) == ["ours", "original", 5]
     assert pickle.loads(pickle.dumps(kit.Thing.method))(kit.Thing(), 6) == ["ours", "original", 6]
     site.undo()
+
+
+def test_what_torch_scripts_is_the_function_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, site = pytest.importorskip("torch"), Site("p")
+    (tmp_path / "scripted.py").write_text("def plus(x): return x + 1\ndef doubled(x): return plus(x) * 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module: Any = import_module("scripted")
+    site.wrap(module, "doubled", adds("ours"))
+    assert torch.jit.script(module.doubled)(torch.ones(1)) == 4
+    assert site.undo() == []
 
 
 # The whole activation, in the process that runs the tests and in one of its own.
