@@ -106,40 +106,24 @@ def test_a_method_opens_it_and_takes_its_instance_along(kit: Kit) -> None:
     assert undone(gate, site) == [] and vars(kit.Model)["__init__"] is before
 
 
-def test_who_took_the_door_along_calls_what_is_there_now(kit: Kit) -> None:
-    site = Site("kit.patch")
-    gate = gated(kit, site)
-    taken = [kit.function]
-    assert taken[0]() == ["ours", "original"] == taken[0]()
-    assert undone(gate, site) == [] and taken[0]() == ["original"]
-
-
 def below(layer: Any) -> Any:
     """What a layer of somebody else's calls."""
     return layer.__globals__["original"] if "original" in getattr(layer, "__globals__", {}) else layer.__wrapped__
 
 
+@pytest.mark.parametrize("is_opened", [True, False])
 @pytest.mark.parametrize("theirs", [by_wrapt, by_closure, by_global])
-def test_the_patch_is_put_below_layers_that_came_since(kit: Kit, theirs: Callable[[Any], Any]) -> None:
+def test_a_patch_is_put_below_layers_that_came_since(kit: Kit, theirs: Callable[[Any], Any], is_opened: bool) -> None:
     original, site = kit.function, Site("kit.patch")
-    gate = gated(kit, site)
-    kit.function = theirs(kit.function)
-    sys.modules["gated_user"].__dict__["taken"] = kit.function
-    top = kit.function
-    assert kit.function() == ["theirs", "ours", "original"], "the call that opens it"
-    assert kit.function() == ["theirs", "ours", "original"] and kit.function is top
-    assert [record for record in site.in_force() if record.attribute == "function" and not record.in_place()] == []
+    gate, taken = gated(kit, site), kit.function
+    top = kit.function = sys.modules["gated_user"].__dict__["taken"] = theirs(kit.function)
+    for _ in range(2 if is_opened else 0):
+        assert kit.function() == ["theirs", "ours", "original"] and kit.function is top
+        # Who took the door along calls what is there now.
+        assert taken() == ["ours", "original"]
+    assert all(record.in_place() for record in site.in_force() if record.attribute == "function")
     assert undone(gate, site) == [] and kit.function is top and kit.function() == ["theirs", "original"]
-    assert below(top) is original
-
-
-@pytest.mark.parametrize("theirs", [by_wrapt, by_closure])
-def test_undo_before_it_opens_takes_the_door_from_below_others(kit: Kit, theirs: Callable[[Any], Any]) -> None:
-    original, site = kit.function, Site("kit.patch")
-    gate = gated(kit, site)
-    kit.function = sys.modules["gated_user"].__dict__["taken"] = theirs(kit.function)
-    assert undone(gate, site) == [] and kit.function() == ["theirs", "original"]
-    assert below(kit.function) is original
+    assert below(top) is original and taken() == ["original"]
 
 
 @pytest.mark.parametrize("kind", ["function", "wrapt"])
