@@ -1,111 +1,81 @@
-"""torchrun on two hosts (rendezvous c10d), what SLURM's srun sets, and mpirun: training, and a host that is lost."""
+"""torchrun on two hosts, its rendezvous c10d: all ranks train alike, also where one host is lost in mid-run."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-import re
-import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
-from typing import List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
 
 from ddpfix import __version__
-from tests.launchers import launch
-from tests.launchers.launch import ON, PROGRAM, UNPATCHED, Job, check, check_unpatched
-from tests.support import hosts
-from tests.support.ports import free_port
+from tests.ranks.launch import WORKER
+from tests.ranks.test_ranks import check_skips
+from tests.support import hosts, ranks
 
 pytestmark = [
     pytest.mark.sampled(inside=False, cells=True),
     pytest.mark.patches("torch.agreement", "transformers.layerdrop"),
 ]
 Pair = Tuple[hosts.Host, hosts.Host]
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--monitor_interval", "0.2")
-BOTH = pytest.mark.parametrize("environ", (UNPATCHED, ON), ids=("unpatched", "on"))
 
 
-def judge(job: Job, environ: Mapping[str, str]) -> None:
-    """The right end of a job of two ranks that was unpatched, or was not."""
-    records = job.of(2)
-    if environ is ON:
-        assert job.code == 0, job.output
-        check(records)
-    else:
-        check_unpatched(records)
+class Job(NamedTuple):
+    """How a job ended: the exit codes of both agents, all that was printed, and what each rank left."""
+
+    codes: List[int]
+    output: str
+    ranks: Dict[int, Dict[str, Any]]
 
 
-@BOTH
-def test_slurm(pair: Pair, tmp_path: Path, environ: Mapping[str, str]) -> None:
-    """One process on each host, with the variables that srun sets for ``--nodes 2 --ntasks-per-node 1``."""
-    common = {
-        "SLURM_JOB_ID": "4711",
-        "SLURM_JOBID": "4711",
-        "SLURM_JOB_NAME": "train",
-        "SLURM_NTASKS": "2",
-        "SLURM_NTASKS_PER_NODE": "1",
-        "SLURM_NNODES": "2",
-        "SLURM_JOB_NODELIST": "node-[a-b]",
-        "SLURM_NODELIST": "node-[a-b]",
-        "SLURM_STEP_NODELIST": "node-[a-b]",
-        # As sbatch scripts set them, by scontrol show hostnames.
-        "MASTER_ADDR": hosts.NAMES[0],
-        "MASTER_PORT": "29533",
-    }
-    commands: List[Tuple[hosts.Host, Sequence[str], Mapping[str, str]]] = []
-    for index, host in enumerate(pair):
-        own = {"SLURM_PROCID": str(index), "SLURM_LOCALID": "0", "SLURM_NODEID": str(index)}
-        words = [sys.executable, str(PROGRAM), str(tmp_path), "slurm"]
-        commands.append((host, words, {**common, **own, **environ}))
-    judge(launch.run_on_both(commands, tmp_path), environ)
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two hosts, where namespaces are permitted."""
+    if hosts.why_not() is not None:
+        pytest.skip(f"{hosts.why_not()}; where it can be: python -m pytest --rest tests/launchers")
+    with hosts.two_hosts(tmp_path_factory.mktemp("hosts")) as both:
+        yield both
 
 
-def mpirun(kind: str) -> str:
-    """The launcher of an MPI: in one of the folders that TEST_MPI names, or on PATH."""
-    folders = os.pathsep.join([os.environ.get("TEST_MPI", ""), os.environ.get("PATH", os.defpath)])
-    for folder in filter(None, folders.split(os.pathsep)):
-        program = shutil.which("mpiexec", path=folder)
-        beside = shutil.which("ompi_info" if kind == "openmpi" else "mpichversion", path=folder)
-        if program is not None and beside is not None:
-            return program
-    pytest.skip(f"{kind} is not here: uv venv V; uv pip install --python V {kind}; TEST_MPI=V/bin pytest --rest ...")
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ("kind", "options"), [("openmpi", ["--allow-run-as-root", "--oversubscribe"]), ("mpich", [])], ids=str
-)
-def test_mpirun(tmp_path: Path, kind: str, options: List[str], environ: Mapping[str, str]) -> None:
-    words = [mpirun(kind), *options, "-n", "2", sys.executable, str(PROGRAM), str(tmp_path), kind]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    judge(launch.run(words, tmp_path, {**environ, **place}), environ)
-
-
-def on_both(pair: Pair, folder: Path, environ: Mapping[str, str], more: Sequence[str] = ()) -> Job:
-    """torchrun on each host, with two ranks; they meet at the first one."""
-    words = [*TORCHRUN, "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_id", folder.name]
-    words += ["--rdzv_endpoint", f"{pair[0].address}:29400", *(more or ["--nnodes", "2"]), str(PROGRAM), str(folder)]
-    return launch.run_on_both([(host, words, environ) for host in pair], folder)
+def job(pair: Pair, folder: Path, *more: str, **environ: str) -> Job:
+    """torchrun on each host, with two ranks; they meet at the first one. None is left when this returns."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--monitor_interval", "0.2", "--nproc_per_node", "2"]
+    words += ["--rdzv_backend", "c10d", "--rdzv_id", folder.name, "--rdzv_endpoint", f"{pair[0].address}:29400"]
+    words += [*(more or ["--nnodes", "2"]), str(WORKER), str(folder), "plain_bart"]
+    given, children = ranks.environment({"DDPFIX": "1", **environ}), []
+    try:
+        for host in pair:
+            with (folder / f"{host.name}.log").open("w") as screen:
+                command, streams = host.command(words, folder), {"stdout": screen, "stderr": subprocess.STDOUT}
+                children.append(subprocess.Popen(command, env=given, start_new_session=True, **streams))  # type: ignore
+        codes = [child.wait(240) for child in children]
+    finally:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    output = "".join(file.read_text(errors="replace") for file in sorted(folder.glob("*.log")))
+    return Job(codes, output, {int(file.stem): json.loads(file.read_text()) for file in folder.glob("?.json")})
 
 
 def test_two_hosts(pair: Pair, tmp_path: Path) -> None:
-    job = on_both(pair, tmp_path, ON)
-    records = job.of(4)
-    assert job.code == 0, job.output
-    assert sorted(one["host"] for one in records) == sorted(list(hosts.NAMES) * 2)
-    check(records)
+    found = job(pair, tmp_path)
+    assert found.codes == [0, 0], found.output
+    assert sorted(each["host"] for each in found.ranks.values()) == sorted(list(hosts.NAMES) * 2)
+    check_skips([found.ranks[rank]["plain_bart"] for rank in range(4)])
     # One line, of the one process group: rank 0's.
-    assert len(re.findall(re.escape(f"ddpfix {__version__}: "), job.output)) == 1, job.output
+    assert found.output.count(f"ddpfix {__version__}: ") == 1, found.output
 
 
 def test_a_host_that_is_lost_leaves_the_other_to_train(pair: Pair, tmp_path: Path) -> None:
     """Elastic: one or two hosts; the second one ends in mid-run, and the first one begins again with its own ranks."""
     settings = "join_timeout=60,last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=3"
     more = ["--nnodes", "1:2", "--max-restarts", "2", "--rdzv_conf", settings]
-    job = on_both(pair, tmp_path, {**ON, "TEST_DIE": "node-b"}, more)
-    last = max(job.records)
-    assert last > 0
-    records = job.of(2, attempt=last)
-    assert {one["host"] for one in records} == {"node-a"}
-    check(records)
+    found = job(pair, tmp_path, *more, TEST_DIE="node-b")
+    assert {each["host"] for each in found.ranks.values()} == {"node-a"}, found.output
+    check_skips([found.ranks[rank]["plain_bart"] for rank in (0, 1)])

@@ -11,6 +11,8 @@ import itertools
 import json
 import os
 import random
+import signal
+import socket
 import sys
 import traceback
 from contextlib import nullcontext
@@ -195,7 +197,15 @@ def train(
 
 
 def plain(name: str) -> Dict[str, Any]:
-    return train(zoo.tiny_model(name), 20)
+    return train(zoo.tiny_model(name), 20, between=die)
+
+
+def die(step: int, *model: Any) -> None:
+    """End this process and the agent of its host in the first attempt, where ``TEST_DIE`` has the host's name."""
+    is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    if step == 3 and is_first and os.environ.get("TEST_DIE") == socket.gethostname():
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 for _name in ("wavlm", "wav2vec2", "bart", "whisper"):
@@ -506,7 +516,7 @@ def run(names: Sequence[str], record: Dict[str, Any]) -> Iterator[None]:
 def main() -> None:
     folder, *names = sys.argv[1:]
     dist.init_process_group("gloo")
-    record: Dict[str, Any] = {}
+    record: Dict[str, Any] = {"host": socket.gethostname()}
     try:
         for _ in run(names, record):
             Path(folder, f"{rank()}.json").write_text(json.dumps(record))
