@@ -8,7 +8,7 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -136,33 +136,23 @@ def _rows(file: Path, width: int) -> List[torch.Tensor]:
 
 def _files(folder: Path) -> List[str]:
     """What cannot be read of the files that are there."""
-    faults = []
-    for file in folder.glob(f"**/{CHECKPOINT}"):
-        faults += _attempt("the checkpoint", functools.partial(torch.load, str(file)))
-    for file in folder.glob("**/error.json"):
-        faults += _attempt("an error file", functools.partial(_json, file))
-    if list((folder / "trace").glob("rank-*")):
-        faults += _attempt("the trace", functools.partial(_trace, folder / "trace"))
-        faults += _attempt("the report", functools.partial(_report, folder))
-    return faults
-
-
-def _attempt(what: str, read: Any) -> List[str]:
-    try:
-        read()
-    except BaseException as error:
-        return [f"{what} is damaged: {type(error).__name__}: {error}"]
-    return []
-
-
-def _json(file: Path) -> None:
-    json.loads(file.read_text())
-
-
-def _trace(folder: Path) -> None:
     from ddpfix.trace import reader
 
-    reader.read(folder)
+    reads: List[Tuple[str, Callable[[], object]]] = []
+    for file in folder.glob(f"**/{CHECKPOINT}"):
+        reads.append(("the checkpoint", functools.partial(torch.load, str(file))))
+    for file in folder.glob("**/error.json"):
+        reads.append(("an error file", functools.partial(json.loads, file.read_text())))
+    if list((folder / "trace").glob("rank-*")):
+        reads.append(("the trace", lambda: reader.read(folder / "trace")))
+        reads.append(("the report", lambda: _report(folder)))
+    faults = []
+    for what, read in reads:
+        try:
+            read()
+        except BaseException as error:
+            faults.append(f"{what} is damaged: {type(error).__name__}: {error}")
+    return faults
 
 
 def _report(folder: Path) -> None:
