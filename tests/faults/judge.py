@@ -142,7 +142,7 @@ def _files(folder: Path) -> List[str]:
     for file in folder.glob(f"**/{CHECKPOINT}"):
         reads.append(("the checkpoint", functools.partial(torch.load, str(file))))
     for file in folder.glob("**/error.json"):
-        reads.append(("an error file", functools.partial(json.loads, file.read_text())))
+        reads.append(("an error file", functools.partial(_json, file)))
     if list((folder / "trace").glob("rank-*")):
         reads.append(("the trace", lambda: reader.read(folder / "trace")))
         reads.append(("the report", lambda: _report(folder)))
@@ -153,6 +153,10 @@ def _files(folder: Path) -> List[str]:
         except BaseException as error:
             faults.append(f"{what} is damaged: {type(error).__name__}: {error}")
     return faults
+
+
+def _json(file: Path) -> object:
+    return json.loads(file.read_text())
 
 
 def _report(folder: Path) -> None:
