@@ -21,8 +21,7 @@ from ddpfix.monitor import hang as hang
 from ddpfix.monitor import loaders
 from ddpfix.monitor.watch import Rank
 from ddpfix.system import System
-from tests.scale.counted import Count
-from tests.scale.world import World
+from tests.scale.world import Count, World
 
 FACTS = {"version": "0.1.0", "torch.agreement": "applied", "LayerDrop": "the model 0.1"}
 SEED = 2**60
