@@ -64,22 +64,24 @@ def raised(records: List[Dict[str, Any]], *messages: str) -> bool:
     return any(message in one.get("error", "") for one in records for message in messages)
 
 
-def test_unpatched_plain_ddp_fails() -> None:
-    records = unpatched("plain_wavlm").records("plain_wavlm")
-    assert raised(records, REDUCTION)
-    assert not raised(records, "ddpfix")
-
-
-def test_unpatched_accelerate_fails() -> None:
-    assert raised(unpatched("accelerate_loop").records("accelerate_loop"), REDUCTION)
-
-
-@pytest.mark.skipif(
-    Version("4.40") <= RELEASE < Version("5"),
-    reason="WavLM's backward never ends unpatched on these releases",
+@pytest.mark.parametrize(
+    ("name", "messages"),
+    [
+        ("plain_wavlm", [REDUCTION]),
+        ("accelerate_loop", [REDUCTION]),
+        pytest.param(
+            "trainer_checkpointing",
+            [REDUCTION, TWICE],
+            marks=pytest.mark.skipif(
+                Version("4.40") <= RELEASE < Version("5"),
+                reason="WavLM's backward never ends unpatched on these releases",
+            ),
+        ),
+    ],
 )
-def test_unpatched_trainer_with_checkpointing_fails() -> None:
-    assert raised(unpatched("trainer_checkpointing").records("trainer_checkpointing"), REDUCTION, TWICE)
+def test_unpatched_it_fails(name: str, messages: List[str]) -> None:
+    records = unpatched(name).records(name)
+    assert raised(records, *messages) and not raised(records, "ddpfix")
 
 
 def test_unpatched_trainer_asks_for_unused_parameters_but_ranks_skip_differently() -> None:
@@ -188,16 +190,11 @@ def test_layerdrop_off_needs_no_flag() -> None:
 
 
 @pytest.mark.patches("torch.agreement")
-def test_a_rank_without_ddpfix_is_named() -> None:
-    done = ranks(["plain_wavlm"], {**ON, "DDPFIX_TIMEOUT": "3", "TEST_RANK_1": "DDPFIX=0"})
-    assert "ddpfix is active on rank 0 but not on rank 1" in done.records("plain_wavlm")[0]["error"]
-
-
-@pytest.mark.sampled(inside=False, cells=True)
-@pytest.mark.patches("torch.agreement")
-def test_rank_0_without_ddpfix_is_named() -> None:
-    done = ranks(["plain_wavlm"], {"DDPFIX_TIMEOUT": "3", "DDPFIX": "0", "TEST_RANK_1": "DDPFIX=1"})
-    assert "ddpfix is active on rank 1 but not on rank 0" in done.records("plain_wavlm")[1]["error"]
+@pytest.mark.parametrize("absent", [1, pytest.param(0, marks=pytest.mark.sampled(inside=False, cells=True))])
+def test_a_rank_without_ddpfix_is_named(absent: int) -> None:
+    done = ranks(["plain_wavlm"], {"DDPFIX_TIMEOUT": "3", "DDPFIX": str(absent), "TEST_RANK_1": f"DDPFIX={1 - absent}"})
+    named = f"ddpfix is active on rank {1 - absent} but not on rank {absent}"
+    assert named in done.records("plain_wavlm")[1 - absent]["error"]
 
 
 @pytest.mark.patches("torch.agreement")
