@@ -44,7 +44,7 @@ LATER: Dict[str, int] = {
     "ranks/test_apart::test_a_short_run_that_was_never_averaged_hears_of_it_at_its_end": 1,
     "ranks/test_connecting": 0,
     "ranks/test_ranks": 0,
-    "ranks/test_ranks::test_unpatched_plain_ddp_fails": 1,
+    "ranks/test_ranks::test_unpatched_it_fails": 1,
     "ranks/test_ranks::test_explicit_false_through_accelerate_and_trainer": 1,
     "ranks/test_ranks::test_ranks_that_differ_are_named_with_the_difference": 1,
     "ranks/test_ranks::test_switched_off_patches_change_nothing": 1,
