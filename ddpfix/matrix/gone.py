@@ -59,7 +59,7 @@ GONE: Dict[str, str] = {
 }
 
 # Each works for one release more, and a line says so. Both names are those of settings, or both those of patches. Where
-# two of them have become one, the later one here counts.
+# two of them have become one, the later one here counts: a job that asked for an error does not lose it.
 RENAMED: Dict[str, str] = {
     "torch.unused": "torch.flag",
     "torch.late": "torch.finalize",
@@ -88,7 +88,6 @@ RENAMED: Dict[str, str] = {
 # Values of a setting: what each stands for, and what to do instead.
 VALUES: Dict[str, Tuple[str, str]] = {
     "DDPFIX_UNTESTED=apply": ("unchanged", "leave it out, it is the default"),
-    "DDPFIX_DIVERGENCE=error": ("warn", "every rank names a difference, and ddpfix ends no job by it"),
     "DDPFIX_UNTESTED=leave": ("off", "DDPFIX_UNTESTED=off applies nothing to a release that was not tested"),
 }
 

@@ -108,7 +108,7 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting("cache", "off", ("off",), _COUNT),
     Setting("seed", "auto", ("auto",), _INTEGER),
     Setting("timeout", "60", (), _SECONDS),
-    Setting("divergence", "warn", ("warn", "off"), _COUNT),
+    Setting("divergence", "warn", ("warn", "error", "off"), _COUNT),
     Setting("bypass", "auto", ("auto", "route", "off")),
     Setting("trace", "off", ("off",), _FOLDER),
     Setting("hang", "300", ("off",), _SECONDS),
@@ -131,7 +131,7 @@ _MEANINGS = {
     "seed": "seed of decisions that ranks share: auto (from rank 0's torch generator) or an integer",
     "timeout": "how long ranks wait for one that runs without ddpfix",
     "divergence": "replicas that differ, compared after steps 1, 2, 4, 8, then every 200: warn (says which rank, since"
-    " when, where), off, an integer (warn, so many steps apart)",
+    " when, where), error (ends the job), off, an integer (warn, so many steps apart)",
     "bypass": "training forwards of model.module, whose gradients DDP does not average: auto (sent through the wrapper"
     " where a toolkit's recipes do this), route (always sent through the wrapper), off",
     "trace": "folder of the trace, with one file a rank and one row for each optimizer step (docs/trace.md), or off",

@@ -9,7 +9,7 @@ from ddpfix.rules.names import in_short
 
 _HINT = (
     "Both ranks applied the same gradients: look for code that changes a parameter on one rank only, or trains"
-    " model.module outside DDP"
+    " model.module outside DDP (DDPFIX_DIVERGENCE=error ends the job here)"
 )
 
 

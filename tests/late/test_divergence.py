@@ -69,6 +69,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     plans = [Scenario(name, function=f"parting:{name}", settings=EVERY) for name in names]
     plans += [Scenario(f"plain-{name}", function=f"parting:{name}") for name in PLAIN]
     plans += [
+        Scenario("error", function="parting:changed", settings={**EVERY, "divergence": "error"}),
+        Scenario("error-noise", function="parting:noise_in_a_hook", settings={**EVERY, "divergence": "error"}),
         Scenario("off", function="parting:rates", settings={**EVERY, "divergence": "off"}),
         Scenario("switched", function="parting:rates", settings={**EVERY, "torch_divergence": "0"}),
         Scenario("three", function="parting:rates", settings=EVERY, size=3),
@@ -121,6 +123,15 @@ def test_nothing_is_said_of_replicas_that_are_right(outcomes: Dict[str, Ranks], 
     assert ends(outcomes[name]) == ["", ""] or name == "replaced"
     assert lines(outcomes[name]) == [[], []]
     as_in_plain_torch(outcomes, name)
+
+
+def test_an_error_ends_every_rank(outcomes: Dict[str, Ranks]) -> None:
+    found = ends(outcomes["error"])
+    assert all("DivergenceError" in end and "between steps 4 and 8" in end for end in found), found
+    # In one step: a step later where the first digest came late.
+    first, second = (len(record["steps"]) for _, record in outcomes["error"] if record is not None)
+    assert first == second and first in (9, 10)
+    assert ends(outcomes["error-noise"]) == ["", ""]
 
 
 @pytest.mark.parametrize("name", ["off", "switched"])

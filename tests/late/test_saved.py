@@ -16,6 +16,7 @@ pytestmark = [
 LOOPS = ("plain", "whole", "noise", "flag")
 SETTINGS: Dict[str, Dict[str, str]] = {
     "default": {"divergence": "2"},
+    "error": {"divergence": "error"},
     "route": {"bypass": "route"},
     "late": {"unused": "late"},
     "trace": {"layerdrop": "stock"},

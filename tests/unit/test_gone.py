@@ -112,13 +112,13 @@ def test_where_both_names_are_set_the_new_one_counts(names: None, turned: bool) 
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_of_two_settings_that_became_one_the_later_counts(turned: bool) -> None:
-    both = [("DDPFIX_DRIFT", "off"), ("DDPFIX_DRIFT_STEPS", "50")]
+def test_a_job_that_asked_for_an_error_keeps_it(turned: bool) -> None:
+    both = [("DDPFIX_DRIFT", "error"), ("DDPFIX_DRIFT_STEPS", "50")]
     given = dict(reversed(both) if turned else both)
     patches = loader.load().patches
-    assert settings.read({}, patches, given)["divergence"] == "off"
+    assert settings.read({}, patches, given)["divergence"] == "error"
     keywords = {variable[len("DDPFIX_") :].lower(): value for variable, value in given.items()}
-    assert settings.read(keywords, patches, {})["divergence"] == "off"
+    assert settings.read(keywords, patches, {})["divergence"] == "error"
     assert settings.read({}, patches, {"DDPFIX_DRIFT_STEPS": "50"})["divergence"] == "50"
 
 

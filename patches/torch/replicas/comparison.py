@@ -30,6 +30,14 @@ _EARLY = 8
 _KEPT = 4
 
 
+# Seconds for which a rank waits before it ends with an error, so that the others come to theirs.
+_LINGER = 1.0
+
+
+class DivergenceError(RuntimeError):
+    """The replicas of a model differ (``DDPFIX_DIVERGENCE=error``). The message has rank, step and place."""
+
+
 class Counts:
     """What all optimizers of one model have in common, and whether it was said that its replicas differ."""
 
@@ -50,17 +58,19 @@ class Comparison:
 
     Args:
         every: optimizer steps between two looks.
+        is_error: whether a difference is an error, in the same step of this optimizer on all ranks.
 
     Attributes:
         unsure: a difference that is told when the next look has one as well, or when the run ends.
     """
 
-    def __init__(self, model: ddp.Wrapped, counts: Counts, every: int) -> None:
-        self.model, self.counts, self._every = weakref.ref(model), counts, every
+    def __init__(self, model: ddp.Wrapped, counts: Counts, every: int, is_error: bool) -> None:
+        self.model, self.counts, self._every, self._is_error = weakref.ref(model), counts, every, is_error
         self._class = type(inner(model.wrapper)).__name__
         self._ranks = process_groups.ranks_of(model.wrapper.process_group)
         self._is_first = process_groups.own_rank() == self._ranks[0]
-        # Keys in the store: of the model, and of this optimizer's part, which has a number from its first look on.
+        # Keys in the store: of what ranks have found, which is a matter of the model, as its optimizers may live too
+        # short to hear of it; and of this optimizer's part, which has a number from its first look on.
         self._shared, self._own = f"drift/{model.number}", ""
         self._over = False
         # Steps that count, the forwards that were done in the last of them, and the next one after which to look.
@@ -105,6 +115,7 @@ class Comparison:
             return
         if not self._own:
             self._own = f"{self._shared}/{self.counts.watches}"
+            self._shared = self._own if self._is_error else self._shared
             self.counts.watches += 1
             self._over = self.counts.watches > _OPTIMIZERS
         compared = fingerprint.compared(model, optimizer)
@@ -123,6 +134,10 @@ class Comparison:
             return
         if line:
             self._over = True
+            if self._is_error:
+                # A rank that ends at once closes connections on which others are still in the collective before this.
+                System.pause(_LINGER)
+                raise DivergenceError(f"ddpfix: {line}")
             self.counts.report(line)
 
     def _turn(self) -> str:
@@ -132,7 +147,9 @@ class Comparison:
             return ""
         if self._look is not None:
             self._end_look(self._look, store)
-        return self.compare(store)
+        found = self.compare(store)
+        # An error comes when all ranks know of it.
+        return self.told(store, self._steps) if self._is_error else found or self.told(store)
 
     def _give_up(self, error: Exception) -> None:
         self._over = True
@@ -170,7 +187,7 @@ class Comparison:
         return self._is_first or self.is_waiting()
 
     def compare(self, store: Any) -> str:
-        """Return a difference from the first rank in a look that the store has of both, else one of another rank."""
+        """Return a difference from the first rank in a look that the store has of both; "" where there is none."""
         own, shared = keys(store, self._own), keys(store, self._shared)
         for step, here in list(self._waiting.items()):
             if not has(own, f"digest/{step}"):
@@ -183,9 +200,15 @@ class Comparison:
                 continue
             found = self.unsure or found
             if shared.add("differ", 1) == 1:
-                put(shared, "found", found)
+                put(shared, "found", f"{self._steps} {found}")
             return found
-        return str(shared.get("found").decode()) if has(shared, "found") else ""
+        return ""
+
+    def told(self, store: Any, steps: Optional[int] = None) -> str:
+        """Return the difference that a rank has found; "" where none has, or not before so many steps of this rank."""
+        shared = keys(store, self._shared)
+        step, _, text = shared.get("found").decode().partition(" ") if has(shared, "found") else ("0", "", "")
+        return text if steps is None or steps > int(step) else ""
 
     def _described(self, there: replicas.Snapshot, here: replicas.Snapshot) -> str:
         before = self._looks[self._looks.index(here.step) - 1]

@@ -53,7 +53,7 @@ class Divergence(ddp.Stage, Follower):
     place = "divergence"
 
     def __init__(self) -> None:
-        self._optimizer_steps, self._every = Steps(), _EVERY
+        self._optimizer_steps, self._every, self._is_error = Steps(), _EVERY, False
         self._process = System.pid()
         self._counts: weakref.WeakKeyDictionary[ddp.Wrapped, Counts] = weakref.WeakKeyDictionary()
         # By optimizer: how many models there were when it was looked at, and what is watched of it.
@@ -66,9 +66,10 @@ class Divergence(ddp.Stage, Follower):
         # The models of which no step was covered by a reduction yet.
         self._unreduced: List[UnreducedModel] = []
 
-    def begin(self, steps: Steps, every: str) -> None:
+    def begin(self, steps: Steps, mode: str) -> None:
         """Take the steps of optimizers, and what the user wants: a number is that of steps between two comparisons."""
-        self._optimizer_steps, self._every = steps, int(every) if every.isdigit() else _EVERY
+        self._optimizer_steps, self._every = steps, int(mode) if mode.isdigit() else _EVERY
+        self._is_error = mode == "error"
 
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         clock = CLOCK.of(model)
@@ -167,7 +168,11 @@ class Divergence(ddp.Stage, Follower):
             if not optimizers.is_torchs(optimizer):
                 return []
             new = optimizers.trained(optimizer, [each.model() for each in watches])
-            made = (Comparison(each, self._counts[each], self._every) for each in new if each in self._counts)
+            made = (
+                Comparison(each, self._counts[each], self._every, self._is_error)
+                for each in new
+                if each in self._counts
+            )
             self._watched[optimizer] = models, watches = self._models, [*watches, *made]
         return watches
 
@@ -177,7 +182,7 @@ def _compare_rest(left: List[Comparison]) -> None:
         System.pause(pause)
         store = default_store()
         for seen in left if store is not None else ():
-            line = seen.compare(store)
+            line = seen.compare(store) or seen.told(store)
             if line:
                 seen.counts.report(line)
         if not any(seen.is_waiting() and not seen.counts.reported for seen in left):
