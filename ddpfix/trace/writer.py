@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import os
+import queue
 import threading
 import time
 from collections import deque
@@ -64,7 +65,9 @@ class Writer:
         self._every = 1
         # The largest batch so far, and the last step that has a line because of its batch.
         self._largest = self._told = 0
-        self._stop, self._asked, self._answered = threading.Event(), threading.Event(), threading.Event()
+        # Locks that the thread releases when it has written: a queue can be given them in a signal's handler, too.
+        self._asks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._is_closing = False
         self._thread: Optional[Background] = None
         self.on = False
 
@@ -111,9 +114,10 @@ class Writer:
 
     def _ask(self, seconds: float) -> None:
         """Have the thread write the lines, so that a disk that does not answer holds up nothing."""
-        self._answered.clear()
-        self._asked.set()
-        self._answered.wait(seconds)
+        answered = threading.Lock()
+        answered.acquire()
+        self._asks.put(answered)
+        answered.acquire(timeout=seconds)
 
     def flush(self, patient: bool = False) -> None:
         """Write everything now, without the values that have not come; if ``patient``, only what is complete."""
@@ -128,8 +132,8 @@ class Writer:
         """Write the rest and the end, and close the file; nothing in a forked child, where no thread writes."""
         if self._thread is None or not self._thread.is_alive():
             return
-        self._stop.set()
-        self._asked.set()
+        self._is_closing = True
+        self._asks.put(None)
         self._thread.join(5.0)
         # A disk that has not answered will not answer now.
         if not self._thread.is_alive():
@@ -141,14 +145,14 @@ class Writer:
 
     def _run(self) -> None:
         while self.on:
-            is_asked = self._asked.wait(TICK)
-            if self._stop.is_set():
+            answered = None
+            with contextlib.suppress(queue.Empty):
+                answered = self._asks.get(timeout=TICK)
+            if self._is_closing:
                 return
-            if is_asked:
-                self._asked.clear()
             self.flush(patient=True)
-            if is_asked:
-                self._answered.set()
+            if answered is not None:
+                answered.release()
 
     def _write_lines(self) -> None:
         if not self.file.exists():
@@ -198,7 +202,6 @@ class Writer:
 
     def _give_up(self, error: Exception) -> None:
         self.on = False
-        self._stop.set()
         self._close_file()
         self._rows.clear()
         self._lines.clear()

@@ -59,7 +59,7 @@ def test_a_run_that_is_killed_in_a_huge_batch_names_it(tmp_path: Path) -> None:
     (ended,) = [each for each in found if each.kind == UNRECORDED]
     assert (ended.level, ended.where) == (
         BAD,
-        "rank 0 was killed in step 26 with a batch of 64000 × 32 (no exit record).",
+        "rank 0 was killed in step 26 with a batch of 64000 × 32 (no exit record)",
     )
     assert not [each for each in found if each.kind == "memory" and each.level == GOOD]
     begun = reader.read(tmp_path / "trace").runs[0].begins

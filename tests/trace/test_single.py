@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
+import multiprocessing
+import os
 import threading
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Tuple
@@ -20,7 +21,6 @@ from ddpfix import engine, log
 from ddpfix.trace import reader
 from ddpfix.trace.reader import Run
 from ddpfix.trace.writer import PENDING
-from tests.support import ranks
 
 pytestmark = pytest.mark.patches("torch.trace")
 End = Callable[[], Run]
@@ -157,6 +157,26 @@ def test_what_other_threads_do_is_not_this_ones(end: End) -> None:
     thread.start()
     thread.join()
     assert end().steps["step"] == [1, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_process_that_is_forked_before_the_first_step_has_a_trace_and_a_later_one_has_none(
+    end: End, tmp_path: Path
+) -> None:
+    def trained_in_a_child() -> None:
+        child = multiprocessing.get_context("fork").Process(target=train, args=small())
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+
+    trained_in_a_child()
+    run = reader.read(tmp_path / "trace").runs[0]
+    assert run.steps["step"] == [1] and run.end is not None and run.header["pid"] != os.getpid()
+    train(*small())
+    trained_in_a_child()
+    run = end()
+    assert run.steps["step"] == [1] and run.header["pid"] == os.getpid()
+    assert len(list((tmp_path / "trace").iterdir())) == 2
 
 
 def test_an_error_of_the_trace_does_not_reach_the_program(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,30 +337,3 @@ def test_a_diagnosis_is_in_the_trace_when_the_error_is_raised(end: End, capfd: p
     assert told.startswith("2 parameters got no gradient on rank 0") and "halves.1 (weight, bias)" in told
     assert "\nddpfix: cause: " in told and "\nddpfix: cure: " in told and "find_unused_parameters=True" in told
     assert "got no gradient" not in capfd.readouterr().err
-
-
-SCRIPT = """
-import torch
-layer = torch.nn.Linear(2, 2)
-layer(torch.ones(1, 2)).sum().backward()
-torch.optim.SGD(layer.parameters(), lr=0.1).step()
-raise {error}
-"""
-
-
-@pytest.mark.parametrize(
-    ("error", "explained"),
-    [
-        ("RuntimeError('ddpfix: gradients differ.' + 500 * ' x' + '\\\\nddpfix: cause: y')", True),
-        ("RuntimeError('gradients differ')", False),
-        ("type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})('x')", False),
-    ],
-)
-def test_the_whole_message_of_an_own_error_is_in_the_trace(error: str, explained: bool, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.replace("{error}", error))
-    environ = ranks.environment({"DDPFIX": "1", "DDPFIX_TRACE": str(tmp_path / "trace")})
-    code, _ = ranks.run([sys.executable, "script.py"], environ, tmp_path, 120)
-    run = reader.read(tmp_path / "trace").runs[0]
-    texts = [event["text"] for event in run.events if event["level"] == "diagnosis"]
-    assert code == 1 and len(texts) == explained
-    assert all(text.startswith("gradients differ.") and text.endswith("ddpfix: cause: y") for text in texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Dict
 
@@ -122,3 +123,30 @@ def test_pandas_reads_it_in_a_line(folder: Path) -> None:
     lines = pandas.read_json(folder / "rows" / "rank-00001.jsonl", lines=True)
     table = lines[lines["kind"] == "step"]
     assert list(table["step"]) == [1, 2, 3, 4, 5, 6] and table["total"].sum() > PAUSE
+
+
+FAILS = """
+import torch
+layer = torch.nn.Linear(2, 2)
+layer(torch.ones(1, 2)).sum().backward()
+torch.optim.SGD(layer.parameters(), lr=0.1).step()
+raise {error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "explained"),
+    [
+        ("RuntimeError('ddpfix: gradients differ.' + 500 * ' x' + '\\\\nddpfix: cause: y')", True),
+        ("RuntimeError('gradients differ')", False),
+        ("type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})('x')", False),
+    ],
+)
+def test_the_whole_message_of_an_own_error_is_in_the_trace(error: str, explained: bool, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FAILS.replace("{error}", error))
+    environ = processes.environment({"DDPFIX": "1", "DDPFIX_TRACE": str(tmp_path / "trace")})
+    code, _ = processes.run([sys.executable, "script.py"], environ, tmp_path, 120)
+    run = reader.read(tmp_path / "trace").runs[0]
+    texts = [event["text"] for event in run.events if event["level"] == "diagnosis"]
+    assert code == 1 and len(texts) == explained
+    assert all(text.startswith("gradients differ.") and text.endswith("ddpfix: cause: y") for text in texts)

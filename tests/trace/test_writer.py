@@ -43,7 +43,7 @@ def made(folder: Path, threaded: bool = False, **more: Any) -> Writer:
     found.line(schema.RUN, version=schema.VERSION, rank=0)
     with pytest.MonkeyPatch.context() as patch:
         if not threaded:
-            there = SimpleNamespace(is_alive=lambda: not found._stop.is_set(), join=lambda seconds: None)
+            there = SimpleNamespace(is_alive=lambda: not found._is_closing, join=lambda seconds: None)
             patch.setattr(writer, "Background", lambda run: there)
         assert found.open()
     return found

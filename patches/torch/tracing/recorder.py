@@ -50,8 +50,8 @@ class Recorder:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        # Children that are forked (workers of a loader) leave the file of their parent alone.
-        self._is_on, self._pid = True, System.pid()
+        # The process that has opened the file: children that it forks (workers of a loader) leave it alone.
+        self._is_on, self._pid = True, 0
         self.writer: Optional[Writer] = None
         self.place = OTHER
         self.steps = 0
@@ -79,13 +79,13 @@ class Recorder:
 
     @property
     def on(self) -> bool:
-        return self._is_on and System.pid() == self._pid
+        return self._is_on and self._pid in (0, System.pid())
 
     def open(self) -> bool:
         """Make the file of this rank, once; whether the trace is written."""
         if self.writer is not None or not self.on:
             return self.on
-        self._thread = threading.get_ident()
+        self._thread, self._pid = threading.get_ident(), System.pid()
         grouped = distributed.is_available() and distributed.is_initialized()
         rank = distributed.get_rank() if grouped else int(os.environ.get("RANK", "0"))
         self.writer = Writer(Path(self._site.settings["trace"]), rank)
