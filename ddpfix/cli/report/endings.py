@@ -24,11 +24,15 @@ def make(data: Data) -> List[Finding]:
     hangs = [event["time"] or 0.0 for event, found in told if found.kind in waiting.KINDS]
     # For good, unless a step has ended afterwards. Whoever ends a job that hangs ends ranks that did nothing wrong.
     hang = next((moment for moment in hangs if moment >= data["last_row"]), math.inf)
+    # They could not log their end themselves.
+    unended = {each["rank"] for each in data["unended"]}
     dead = {
         rank: found
         for event, found in reversed(told)
         for rank in found.ranks
-        if found.kind in (KILLED, SILENT) and rank in _unended(data) and (event["time"] or 0.0) < hang
+        if found.kind in (KILLED, SILENT)
+        and rank in unended.union(data["ranks_missing"])
+        and (event["time"] or 0.0) < hang
     }
     explained = [found for _, found in _told(data, "diagnosis")]
     failures = _failures(data, [found for _, found in told])
@@ -45,7 +49,10 @@ def make(data: Data) -> List[Finding]:
     if hang == math.inf:
         found += _without_end(data, set(dead), bool(dead or known))
     found += _missing(data)
-    return found or [_in_order(data)]
+    if found:
+        return found
+    ranks = {1: "The only rank", 2: "Both ranks"}.get(data["ranks"], f"All {data['ranks']:,} ranks")
+    return [Finding(RANKS, (), f"{ranks} finished after {words.count(data['steps'], 'step')}.", level=GOOD)]
 
 
 def _ranks(found: Sequence[Finding]) -> Set[int]:
@@ -81,12 +88,6 @@ def _error(where: str) -> str:
     return where.partition("failed")[2].partition(": ")[2] or where
 
 
-def _unended(data: Data) -> Set[int]:
-    """Return the ranks that could not log their end themselves."""
-    silent = {rank for end in data["ends"] if end["how"] == NO_END for rank in end["ranks"]}
-    return silent | set(data["ranks_missing"])
-
-
 def _without_end(data: Data, dead: Set[int], is_explained: bool) -> Iterator[Finding]:
     for those in (dead, {each["rank"] for each in data["unended"]} - dead):
         mine = [each for each in data["unended"] if each["rank"] in those]
@@ -114,8 +115,3 @@ def _missing(data: Data) -> Iterator[Finding]:
     if data["one_row_stands_for"] > 1:
         text = f"The trace reached its size limit: up to {data['one_row_stands_for']} steps share a row."
         yield Finding(RANKS, (), text, level=PLAIN)
-
-
-def _in_order(data: Data) -> Finding:
-    ranks = {1: "The only rank", 2: "Both ranks"}.get(data["ranks"], f"All {data['ranks']:,} ranks")
-    return Finding(RANKS, (), f"{ranks} finished after {words.count(data['steps'], 'step')}.", level=GOOD)

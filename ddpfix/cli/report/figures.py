@@ -239,7 +239,7 @@ def _label(text: str, longest: int = 24) -> str:
 
 
 def _ranks(rows: Sequence[Sequence[int]]) -> List[str]:
-    return [words.span(first, last, "rank") for first, last in rows]
+    return [f"rank {first}" if first == last else f"ranks {first}-{last}" for first, last in rows]
 
 
 def _centres(columns: Sequence[Sequence[int]]) -> List[float]:

@@ -18,7 +18,6 @@ from ddpfix.cli.report import logged, memory, words
 from ddpfix.cli.report.memory import Array
 from ddpfix.trace import reader
 
-VERSION = 1
 SECONDS = ("total", "data", "forward", "backward", "wait", "optimizer")
 # Parts of a step, as the figures show them: the backward without its wait, and what is none of the others.
 PARTS = ("data", "forward", "backward", "wait", "optimizer", "other")
@@ -119,7 +118,6 @@ def load(folder: Path) -> Dict[str, Any]:
     missing = [rank for rank in range(min(told["world_size"], 2**20)) if rank not in there]
     layers, parameters = _names(runs)
     return {
-        "version": VERSION,
         "name": folder.resolve().name or str(folder),
         "ranks": len(ranks),
         "ranks_missing": missing[:NAMED],

@@ -52,12 +52,6 @@ def shape(value: Optional[Sequence[int]]) -> str:
     return " \u00d7 ".join(map(str, value)) if value else UNKNOWN
 
 
-def span(first: int, last: int, name: str = "") -> str:
-    """``rank 3`` or ``ranks 0-19``; without a name, ``3`` or ``0-19``."""
-    shown = str(first) if first == last else f"{first}-{last}"
-    return f"{name}{'' if first == last else 's'} {shown}" if name else shown
-
-
 def common(names: Sequence[str]) -> List[str]:
     """Return the parts that all dotted names begin with."""
     parts = list(zip(*(name.split(".") for name in names)))

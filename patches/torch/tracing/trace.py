@@ -17,7 +17,6 @@ from ..pipeline import ddp
 from ..pipeline.optimizers import Steps
 from .recorder import Recorder
 from .step_row import DATA
-from .traced_model import Traced
 
 
 class Recording:
@@ -102,8 +101,8 @@ class Trace(ddp.Stage):
     def built(self, model: ddp.Wrapped, call: Optional[ddp.Call]) -> None:
         traced = self._recording.built(model)
         if traced is not None:
-            model.inputs = (traced.fed, *model.inputs)
-            model.attach(self.place, traced.begin, traced.ended, traced.failed)
+            model.inputs = (self._recording.fed, *model.inputs)
+            model.attach(self.place, traced.begin, traced.ended, traced.left)
 
     def ended(self, model: ddp.Wrapped) -> None:
-        model.inputs = tuple(each for each in model.inputs if not isinstance(getattr(each, "__self__", None), Traced))
+        model.inputs = tuple(each for each in model.inputs if each != self._recording.fed)

@@ -72,31 +72,34 @@ class Traced:
             "first_parameter": self.first_parameter,
         }
 
-    def fed(self, inputs: Any, kwargs: Any) -> None:
-        """Called with the arguments of each forward that has gradients enabled."""
-        self._recorder.fed(inputs, kwargs)
-
     def begin(self) -> None:
+        """Called before each forward that has gradients enabled."""
         self._recorder.forward_begins()
         if self._calls is not None:
             self._calls.begin()
 
-    def ended(self, output: Any) -> None:
-        """Called after each such forward."""
-        recorder = self._recorder
-        recorder.forward_ended()
+    def left(self, outcome: Any) -> None:
+        """Called where such a forward has ended, or failed."""
+        self._recorder.forward_ended()
         if self._calls is not None:
             self._calls.end()
-        if recorder.here():
-            self._has_run = True
-            replica = training.replica_of(self._model.wrapper)
-            step = replica.last if replica is not None else None
-            if self._calls is not None:
-                numbers = [self.first_layer + number for number in self._calls.skipped()]
-                recorder.row.skipped = [*(recorder.row.skipped or []), *numbers]
-            elif step is not None and step is not self._seen:
-                self._seen = step
-                self._skipped(step, recorder.row)
+
+    def ended(self, output: Any) -> None:
+        self.left(output)
+        if not self._recorder.here():
+            return
+        self._has_run = True
+        row, replica, skipped = self._recorder.row, training.replica_of(self._model.wrapper), None
+        step = replica.last if replica is not None else None
+        if self._calls is not None:
+            skipped = self._calls.skipped()
+        elif step is not None and step is not self._seen:
+            self._seen = step
+            # Of a layer that is called several times, each skip counts.
+            found = [self._numbers.get((skip.module, skip.layer)) for skip in step.skipped if not skip.part]
+            skipped = [number for number in found if number is not None]
+        if skipped is not None:
+            row.skipped = [*(row.skipped or []), *(self.first_layer + number for number in skipped)]
 
     def backward_begins(self) -> None:
         """Called before the first backward of a step.
@@ -108,39 +111,18 @@ class Traced:
         if REDUCTION.of(self._model) is None and wrapper is not None and wrapper.find_unused_parameters:
             self._kept = any(each.grad is not None for each in self._model.parameters)
 
-    def failed(self, error: BaseException) -> None:
-        self._recorder.forward_ended()
-        if self._calls is not None:
-            self._calls.end()
-
-    def _skipped(self, step: training.Step, row: StepRow) -> None:
-        """Add the layers that a forward has skipped; of a layer that is called several times, each skip counts."""
-        if row.skipped is None:
-            row.skipped = []
-        for skip in step.skipped:
-            number = self._numbers.get((skip.module, skip.layer))
-            if number is not None and not skip.part:
-                row.skipped.append(self.first_layer + number)
-
     def step_begins(self, row: StepRow) -> None:
-        """Called before an optimizer's step: add what the forwards since the last one have left."""
+        """Called before an optimizer's step: add the parameters without a gradient; nothing where nobody knows."""
         if not self._has_run:
             return
-        unused = self._unused()
+        self._has_run = False
+        model, reduction, unused = self._model, REDUCTION.of(self._model), None
+        if reduction is not None:
+            unused = sorted(reduction.arrivals.left_out)
+        elif model.wrapper is not None and model.wrapper.find_unused_parameters and not self._kept:
+            unused = [i for i, each in enumerate(model.parameters) if each.requires_grad and each.grad is None]
         if unused is not None:
             row.unused = [*(row.unused or []), *(self.first_parameter + index for index in unused)]
-        self._has_run = False
-
-    def _unused(self) -> Optional[List[int]]:
-        """Return the numbers of the parameters that got no gradient in the last reduction; None where nobody knows."""
-        model = self._model
-        reduction = REDUCTION.of(model)
-        if reduction is not None:
-            return sorted(reduction.arrivals.left_out)
-        wrapper = model.wrapper
-        if wrapper is not None and wrapper.find_unused_parameters and not self._kept:
-            return [index for index, each in enumerate(model.parameters) if each.requires_grad and each.grad is None]
-        return None
 
 
 class LayerCalls:
