@@ -56,12 +56,16 @@ def train(
     forward: Optional[Callable[[Any], Any]] = None,
     between: Callable[[int], Any] = nothing,
     steps: int = STEPS,
+    backward: Optional[Callable[[int], Any]] = None,
 ) -> None:
-    """Train, and record the parameters after each step."""
+    """Train, and record the parameters after each step; ``backward(step)`` makes the gradients, if it is given."""
     record.setdefault("steps", [])
     for step in range(steps):
         optimizer.zero_grad()
-        (forward or model)(batch(step)).pow(2).mean().backward()
+        if backward is None:
+            (forward or model)(batch(step)).pow(2).mean().backward()
+        else:
+            backward(step)
         optimizer.step()
         note(record, model)
         between(step)
@@ -294,11 +298,9 @@ def noise_in_a_hook(record: Record) -> None:
 def noise_in_gradients(record: Record) -> None:
     """Each rank adds noise of its own to the averaged gradients."""
     model = wrapped()
-    optimizer = sgd(model)
-    optimizer.zero_grad()
-    for step in range(STEPS):
+
+    def backward(step: int) -> None:
         model(batch(step)).pow(2).mean().backward()
         _add_noise(parameter.grad for parameter in model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-        note(record, model)
+
+    train(record, model, sgd(model), backward=backward)

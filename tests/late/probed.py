@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,10 @@ Record = Dict[str, Any]
 STEPS = 8
 
 
-def inputs(steps: int = STEPS) -> List[Tensor]:
-    return [torch.randn(3, 4, generator=torch.Generator().manual_seed(step)) for step in range(steps)]
-
-
 class Branches(nn.Module):
-    """Linear layers by name, and a forward that is given; ``flag`` is whatever it needs."""
+    """Linear layers by name, and a forward that is given."""
 
-    def __init__(self, forward: Callable[[Any, Tensor], Any], names: str = "first branch last") -> None:
+    def __init__(self, forward: Callable[[Any, Tensor], Any], names: str) -> None:
         super().__init__()
         torch.manual_seed(0)
         for name in names.split():
@@ -31,58 +27,6 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.run(self, x)
-
-
-def _dead(model: Any, x: Tensor) -> Tensor:
-    """A head that nobody calls."""
-    return model.last(model.first(x))  # type: ignore[no-any-return]
-
-
-def _by_batch(model: Any, x: Tensor) -> Tensor:
-    """A branch that some batches take."""
-    hidden = model.first(x)
-    return model.last(model.branch(hidden) if x[0, 0] > 0 else hidden)  # type: ignore[no-any-return]
-
-
-def _by_chance(model: Any, x: Tensor) -> Tensor:
-    """A branch that a coin decides about."""
-    hidden = model.first(x)
-    return model.last(model.branch(hidden) if torch.rand(()) < 0.5 else hidden)  # type: ignore[no-any-return]
-
-
-def _either(model: Any, x: Tensor) -> Tensor:
-    """One of two branches in each step, and a third in none."""
-    hidden = model.first(x)
-    return model.last(model.branch(hidden) if x[0, 0] > 0 else model.other(hidden))  # type: ignore[no-any-return]
-
-
-def _outside(model: Any, x: Tensor) -> Any:
-    """An output that the loss leaves out."""
-    hidden = model.first(x)
-    return {"loss": model.last(hidden).square().mean(), "more": model.branch(hidden)}
-
-
-def _tied(model: Any, x: Tensor) -> Tensor:
-    """A weight with two names, used twice."""
-    return model.last(model.first(x).tanh())  # type: ignore[no-any-return]
-
-
-def _detached(model: Any, x: Tensor) -> Tensor:
-    """A part that runs without gradients."""
-    with torch.no_grad():
-        hidden = model.branch(model.first(x))
-    return model.last(hidden)  # type: ignore[no-any-return]
-
-
-def _checkpointed(model: Any, x: Tensor) -> Tensor:
-    """A part that is recomputed, and one that is in some steps."""
-    hidden = checkpoint(model.branch, model.first(x), use_reentrant=False)
-    return model.last(hidden) if x[0, 0] > 0 else hidden  # type: ignore[no-any-return]
-
-
-def _reentrant(model: Any, x: Tensor) -> Tensor:
-    """A part behind a checkpoint of the other kind, and one that is not used."""
-    return checkpoint(model.last, model.first(x), use_reentrant=True)  # type: ignore[no-any-return]
 
 
 class _NoGradient(torch.autograd.Function):  # type: ignore[misc]
@@ -97,63 +41,75 @@ class _NoGradient(torch.autograd.Function):  # type: ignore[misc]
         return gradient, None
 
 
-def _undefined(model: Any, x: Tensor) -> Tensor:
+def _outside(model: Any, x: Tensor) -> Any:
     hidden = model.first(x)
-    return model.last(_NoGradient.apply(hidden, model.branch.weight) + model.branch.bias)  # type: ignore[no-any-return]
+    return {"loss": model.last(hidden).square().mean(), "more": model.branch(hidden)}
 
 
-def _frozen(model: Any, x: Tensor) -> Tensor:
-    return model.last(model.first(x))  # type: ignore[no-any-return]
+def _detached(model: Any, x: Tensor) -> Any:
+    with torch.no_grad():
+        hidden = model.branch(model.first(x))
+    return model.last(hidden)
+
+
+def _undefined(model: Any, x: Tensor) -> Any:
+    return model.last(_NoGradient.apply(model.first(x), model.branch.weight) + model.branch.bias)
+
+
+def _frozen(model: Any) -> None:
+    model.branch.requires_grad_(False)
+    model.first.weight.requires_grad_(False)
+
+
+def _tied(model: Any) -> None:
+    model.last.weight = model.first.weight
 
 
 def _square(output: Any, batch: Any) -> Tensor:
     return output["loss"] if isinstance(output, dict) else output.square().mean()  # type: ignore[no-any-return]
 
 
-def _by_hand(forward: Callable[[Any, Tensor], Any], names: str = "first branch last", flagged: bool = True) -> Subject:
-    return Subject(lambda: Branches(forward, names), inputs(), _square, flagged)
-
-
-def _with_a_frozen_part() -> Subject:
+def _subject(
+    forward: Callable[[Any, Tensor], Any],
+    names: str = "first branch last",
+    flagged: bool = True,
+    change: Callable[[Any], None] = lambda model: None,
+) -> Subject:
     def build() -> Any:
-        model = Branches(_frozen)
-        model.branch.requires_grad_(False)
-        model.first.weight.requires_grad_(False)
+        model = Branches(forward, names)
+        change(model)
         return model
 
-    return Subject(build, inputs(), _square)
+    drawn = [torch.randn(3, 4, generator=torch.Generator().manual_seed(step)) for step in range(STEPS)]
+    return Subject(build, drawn, _square, flagged)
 
 
-def _with_a_tied_weight() -> Subject:
-    def build() -> Any:
-        model = Branches(_tied)
-        model.last.weight = model.first.weight
-        return model
-
-    return Subject(build, inputs(), _square)
+def _normalized() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
 
 
-def _normalized() -> Subject:
-    def build() -> Any:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
-
-    return Subject(build, inputs(), _square)
-
-
-BY_HAND: Dict[str, Callable[[], Subject]] = {
-    "dead": lambda: _by_hand(_dead),
-    "by_batch": lambda: _by_hand(_by_batch),
-    "by_chance": lambda: _by_hand(_by_chance),
-    "either": lambda: _by_hand(_either, "first branch other third last"),
-    "outside": lambda: _by_hand(_outside, flagged=False),
-    "tied": _with_a_tied_weight,
-    "detached": lambda: _by_hand(_detached),
-    "checkpointed": lambda: _by_hand(_checkpointed),
-    "reentrant": lambda: _by_hand(_reentrant, flagged=False),
-    "undefined": lambda: _by_hand(_undefined, flagged=False),
-    "frozen": _with_a_frozen_part,
-    "normalized": _normalized,
+BY_HAND: Dict[str, Subject] = {
+    # A head that nobody calls; a branch that some batches take, or a coin decides about.
+    "dead": _subject(lambda m, x: m.last(m.first(x))),
+    "by_batch": _subject(lambda m, x: m.last(m.branch(m.first(x)) if x[0, 0] > 0 else m.first(x))),
+    "by_chance": _subject(lambda m, x: m.last(m.branch(m.first(x)) if torch.rand(()) < 0.5 else m.first(x))),
+    # One of two branches in each step, and a third in none.
+    "either": _subject(
+        lambda m, x: m.last((m.branch if x[0, 0] > 0 else m.other)(m.first(x))), "first branch other third last"
+    ),
+    # An output that the loss leaves out; a weight with two names, used twice; a part that runs without gradients.
+    "outside": _subject(_outside, flagged=False),
+    "tied": _subject(lambda m, x: m.last(m.first(x).tanh()), change=_tied),
+    "detached": _subject(_detached),
+    # A part that is recomputed, with one that is in some steps, or behind a checkpoint of the other kind.
+    "checkpointed": _subject(
+        lambda m, x: (m.last if x[0, 0] > 0 else nn.Identity())(checkpoint(m.branch, m.first(x), use_reentrant=False))
+    ),
+    "reentrant": _subject(lambda m, x: checkpoint(m.last, m.first(x), use_reentrant=True), flagged=False),
+    "undefined": _subject(_undefined, flagged=False),
+    "frozen": _subject(lambda m, x: m.last(m.first(x)), change=_frozen),
+    "normalized": Subject(_normalized, _subject(_undefined).batches, _square),
 }
 
 
@@ -169,7 +125,7 @@ FAMILIES = [entry.name for entry in zoo.ZOO if entry.available() and entry.survi
 
 def by_hand(record: Record) -> None:
     for name, subject in BY_HAND.items():
-        record[name] = ddp_finding.compared(subject())
+        record[name] = ddp_finding.compared(subject)
 
 
 def families(record: Record) -> None:

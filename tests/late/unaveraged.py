@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Sequence
 import torch
 from torch import distributed, nn
 
-from tests.late.parting import STEPS, averaged, batch, logged, note, second_rank, sgd, wrapped
+from tests.late.parting import STEPS, averaged, batch, logged, note, second_rank, sgd, train, wrapped
 
 Record = Dict[str, Any]
 Between = Callable[[Any, int], Any]
@@ -72,15 +72,13 @@ def flush() -> None:
 def two_micro_batches(record: Record, averaged: Sequence[int] = ()) -> None:
     """Two micro-batches a step, of which some are averaged, and the others are under no_sync."""
     model = wrapped()
-    optimizer = sgd(model)
-    for step in range(STEPS):
+
+    def backward(step: int) -> None:
         for number in range(2):
             with contextlib.nullcontext() if number in averaged else model.no_sync():
                 loss(model, 2 * step + number).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        logged(step)
-        note(record, model)
+
+    train(record, model, sgd(model), between=logged, backward=backward)
     flush()
 
 
@@ -142,14 +140,13 @@ flag_set_before: Any = functools.partial(flag_set_after, before=True)
 def no_sync_around_backward(record: Record) -> None:
     """The forward does not see it: each backward is averaged."""
     model = wrapped()
-    optimizer = sgd(model)
-    for step in range(STEPS):
-        optimizer.zero_grad()
+
+    def backward(step: int) -> None:
         value = loss(model, step)
         with model.no_sync():
             value.backward()
-        optimizer.step()
-        note(record, model)
+
+    train(record, model, sgd(model), backward=backward)
 
 
 class Inside(nn.Module):
@@ -167,26 +164,19 @@ class Inside(nn.Module):
 
 def backward_inside(record: Record) -> None:
     model = wrapped(Inside(), static_graph=True)
-    optimizer = sgd(model)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        model(batch(step))
-        optimizer.step()
-        logged(step)
-        note(record, model)
+    train(record, model, sgd(model), between=logged, backward=lambda step: model(batch(step)))
     flush()
 
 
 def another_forward(record: Record) -> None:
     """A forward for a log, between backward and step: nothing runs between it and the step."""
     model = wrapped()
-    optimizer = sgd(model)
-    for step in range(STEPS):
-        optimizer.zero_grad()
+
+    def backward(step: int) -> None:
         loss(model, step).backward()
         loss(model, step)
-        optimizer.step()
-        note(record, model)
+
+    train(record, model, sgd(model), backward=backward)
 
 
 def same_data(record: Record) -> None:
@@ -227,17 +217,14 @@ warm_up: Any = functools.partial(local_steps, steps=[0, 1, 2], then=of_the_first
 def _backwards(record: Record, numbers: Callable[[int], int]) -> None:
     """Train with a number of backwards in each step that the rank decides; the other one makes up for it at the end."""
     model = wrapped()
-    optimizer = sgd(model)
-    done = 0
-    for step in range(STEPS):
-        optimizer.zero_grad()
+
+    def backward(step: int) -> None:
         for _ in range(numbers(step)):
             loss(model, step).backward()
-            done += 1
-        optimizer.step()
-        note(record, model)
+
+    train(record, model, sgd(model), backward=backward)
     # Both ranks come to the end: whoever has called backward less often does so now.
-    for _ in range(3 * STEPS - done):
+    for _ in range(3 * STEPS - sum(map(numbers, range(STEPS)))):
         loss(model, 0).backward()
 
 
