@@ -5,12 +5,11 @@ Measured in fresh virtual environments, one of them with ddpfix laid out as its 
 
 from __future__ import annotations
 
-import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Dict, List, Set
+from typing import Callable, Dict, List, Set
 
 from tests.activation.support import ROOT, Place, empty_folder, new_place, start, succeed
 from tests.benchmarks.measure import Figure, extra, middle_half, process_ms, ratio, take_turns
@@ -25,8 +24,7 @@ _ONE_PTH = (
 _MODULES = "import sys, __future__; print(*sorted(sys.modules))"
 _FORBIDDEN = ("yaml", "packaging", "torch", "logging")
 _BORROWED = ("torch", "transformers", "packaging", "rich")
-_CHILD = Path(__file__).with_name("import_child.py")
-_MODEL = ("transformers", "transformers.models.wav2vec2.modeling_wav2vec2")
+_MODEL = "transformers.models.wav2vec2.modeling_wav2vec2"
 
 
 def switched_off(folder: Path, quick: bool) -> List[Figure]:
@@ -62,8 +60,8 @@ def switched_on(folder: Path, quick: bool) -> List[Figure]:
     ]
 
 
-def _start(place: Place, **more: str) -> Callable[[], float]:
-    env, command = place.env(**more), [place.python, "-c", "pass"]
+def _start(place: Place, code: str = "pass", **more: str) -> Callable[[], float]:
+    env, command = place.env(**more), [place.python, "-c", code]
     return lambda: process_ms(command, env, empty_folder())
 
 
@@ -86,44 +84,18 @@ def _modules(place: Place, **more: str) -> Set[str]:
 
 
 def imports(folder: Path, quick: bool) -> List[Figure]:
-    """DDPFIX=1 against DDPFIX unset."""
+    """DDPFIX=1 against DDPFIX unset, in processes that import toolkits."""
     place = _with_toolkits(folder / "toolkits")
-    modules = () if quick else _MODEL
-    said: Dict[str, List[Dict[str, Any]]] = {"stock": [], "ours": []}
-    runs = {"stock": _import(place, modules, said["stock"]), "ours": _import(place, modules, said["ours"], DDPFIX="1")}
-    if not quick:
-        # The first start reads a gigabyte from the disk.
-        runs["stock"]()
-        said["stock"].clear()
-    turns = take_turns(runs, 1 if quick else 3)
-    torch = median(one["torch"] for one in said["stock"])
-    # In the run in which each was least: more work cannot make it shorter, another job can make it longer.
-    total = sum(min(one["own"] for one in of) for of in said.values())
-    what = " and ".join(["torch", *modules[:1]])
+    code = f"import {'torch' if quick else _MODEL}"
+    turns = take_turns(
+        {"off": _start(place, code), "on": _start(place, code, DDPFIX="1", DDPFIX_LOG="off")}, 1 if quick else 8
+    )
+    # One process differs from the next by more than we add: in the one that took least, no other job did.
+    off, on = min(turns["off"]), min(turns["on"])
     return [
-        Figure("added CPU, of ddpfix and of what it needs", total, "ms", 25),
-        Figure("the same, of what import torch needs", 100 * total / torch, "%", 2.5, f"import torch: {torch:.0f} ms"),
-        # One process differs from the next by more than we add, so this only shows that no part was forgotten.
-        Figure(
-            "added CPU, least whole process",
-            min(turns["ours"]) - min(turns["stock"]),
-            "ms",
-            note="rough: one process differs from the next by 100 ms",
-        ),
-        Figure(f"whole process with {what}", median(turns["stock"]), "ms", note=middle_half(turns["stock"], 0)),
+        Figure("added CPU, least whole process", on - off, "ms", note="rough: processes differ by 100 ms"),
+        Figure("the same, of the whole process", 100 * (on - off) / off, "%", note=f"{off:.0f} ms: {code}"),
     ]
-
-
-def _import(place: Place, modules: Any, said: List[Dict[str, Any]], **more: str) -> Callable[[], float]:
-    env = place.env(DDPFIX_LOG="off", **more)
-
-    def run() -> float:
-        done = start([place.python, _CHILD, *modules], env)
-        assert done.returncode == 0, done.stderr
-        said.append(json.loads(done.stdout.splitlines()[-1]))
-        return float(said[-1]["whole"])
-
-    return run
 
 
 def _one_line(folder: Path) -> Place:
