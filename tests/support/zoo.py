@@ -465,6 +465,8 @@ ADAPTER = {"add_adapter": True, "num_adapter_layers": 3, "output_hidden_size": 1
 PAIR = {"input_ids": ids(2, 7), "decoder_input_ids": ids(2, 5)}
 TEXT = {"input_ids": ids(2, 7)}
 WAVE = {"input_values": floats(2, 400)}
+CROSS = {"input_ids": ids(2, 5), "encoder_hidden_states": floats(2, 7, 16)}
+MEL = {"input_features": floats(2, 24, 8)}
 
 
 BERT_SPEECH = _with(STACK, feature_projection_input_dim=8, conv_depthwise_kernel_size=3, output_hidden_size=16)
@@ -561,7 +563,9 @@ def _of(
     return TinyModel(name, model, prefix + "Config", options, inputs, draws or named, **more)
 
 
-def _speech(name: str, prefix: str, options: Mapping[str, Any], *draws: str) -> TinyModel:
+def _speech(name: str, prefix: str, **options: Any) -> TinyModel:
+    draws = [f"{prefix}Encoder{'StableLayerNorm' if 'do_stable_layer_norm' in options else ''}"]
+    draws += [f"{prefix}Adapter"] if "add_adapter" in options else []
     return _of(name, prefix + "Model", _with(SPEECH, **options), WAVE, *draws)
 
 
@@ -569,38 +573,38 @@ def _seq2seq(name: str, prefix: str, *draws: str, **options: Any) -> TinyModel:
     return _of(name, prefix + "Model", _with(SEQ2SEQ, **options), PAIR, *draws)
 
 
+def _text(name: str, prefix: str, options: Mapping[str, Any], inputs: Mapping[str, Array], draws: str) -> TinyModel:
+    """A text model that transformers does not export."""
+    model, config = (f"transformers.models.{name}.{kind}_{name}:{prefix}Text" for kind in ("modeling", "configuration"))
+    return TinyModel(name, f"{model}Model", f"{config}Config", options, inputs, (prefix + draws,))
+
+
+def _seamless(name: str, prefix: str, kind: str, model: str, inputs: Mapping[str, Array], *draws: str) -> TinyModel:
+    place = f"transformers.models.{name}.modeling_{name}:{prefix}{model}"
+    named = tuple(prefix + each for each in draws)
+    return TinyModel(f"{name}-{kind}", place, f"{prefix}Config", SEAMLESS, inputs, named)
+
+
 STABLE = {"do_stable_layer_norm": True}
 
 ZOO: Tuple[TinyModel, ...] = (
-    _speech("wav2vec2", "Wav2Vec2", {}, "Wav2Vec2Encoder"),
-    _speech("wav2vec2-stable", "Wav2Vec2", STABLE, "Wav2Vec2EncoderStableLayerNorm"),
-    _speech("wav2vec2-adapter", "Wav2Vec2", ADAPTER, "Wav2Vec2Encoder", "Wav2Vec2Adapter"),
-    _speech("wavlm", "WavLM", {}, "WavLMEncoder"),
-    _speech("wavlm-stable", "WavLM", STABLE, "WavLMEncoderStableLayerNorm"),
-    _speech("wavlm-adapter", "WavLM", ADAPTER, "WavLMEncoder", "WavLMAdapter"),
-    _speech("hubert", "Hubert", {}, "HubertEncoder"),
-    _speech("hubert-stable", "Hubert", STABLE, "HubertEncoderStableLayerNorm"),
-    _speech("unispeech", "UniSpeech", {}, "UniSpeechEncoder"),
-    _speech("unispeech-stable", "UniSpeech", STABLE, "UniSpeechEncoderStableLayerNorm"),
-    _speech("unispeech_sat", "UniSpeechSat", {}, "UniSpeechSatEncoder"),
-    _speech("unispeech_sat-stable", "UniSpeechSat", STABLE, "UniSpeechSatEncoderStableLayerNorm"),
-    _speech("data2vec_audio", "Data2VecAudio", {"conv_pos_kernel_size": 3}, "Data2VecAudioEncoder"),
-    _speech(
-        "data2vec_audio-adapter",
-        "Data2VecAudio",
-        _with(ADAPTER, conv_pos_kernel_size=3),
-        "Data2VecAudioEncoder",
-        "Data2VecAudioAdapter",
-    ),
-    _speech("sew", "SEW", {"squeeze_factor": 2}, "SEWEncoder"),
-    _speech("wav2vec2_conformer", "Wav2Vec2Conformer", {"conv_depthwise_kernel_size": 3}, "Wav2Vec2ConformerEncoder"),
-    _speech(
-        "wav2vec2_conformer-adapter",
-        "Wav2Vec2Conformer",
-        _with(ADAPTER, conv_depthwise_kernel_size=3),
-        "Wav2Vec2ConformerEncoder",
-        "Wav2Vec2ConformerAdapter",
-    ),
+    _speech("wav2vec2", "Wav2Vec2"),
+    _speech("wav2vec2-stable", "Wav2Vec2", **STABLE),
+    _speech("wav2vec2-adapter", "Wav2Vec2", **ADAPTER),
+    _speech("wavlm", "WavLM"),
+    _speech("wavlm-stable", "WavLM", **STABLE),
+    _speech("wavlm-adapter", "WavLM", **ADAPTER),
+    _speech("hubert", "Hubert"),
+    _speech("hubert-stable", "Hubert", **STABLE),
+    _speech("unispeech", "UniSpeech"),
+    _speech("unispeech-stable", "UniSpeech", **STABLE),
+    _speech("unispeech_sat", "UniSpeechSat"),
+    _speech("unispeech_sat-stable", "UniSpeechSat", **STABLE),
+    _speech("data2vec_audio", "Data2VecAudio", conv_pos_kernel_size=3),
+    _speech("data2vec_audio-adapter", "Data2VecAudio", conv_pos_kernel_size=3, **ADAPTER),
+    _speech("sew", "SEW", squeeze_factor=2),
+    _speech("wav2vec2_conformer", "Wav2Vec2Conformer", conv_depthwise_kernel_size=3),
+    _speech("wav2vec2_conformer-adapter", "Wav2Vec2Conformer", conv_depthwise_kernel_size=3, **ADAPTER),
     _seq2seq("bart", "Bart"),
     _seq2seq("mbart", "MBart"),
     _seq2seq("plbart", "PLBart"),
@@ -645,17 +649,11 @@ ZOO: Tuple[TinyModel, ...] = (
         "speech_to_text_2",
         "Speech2Text2ForCausalLM",
         _with(SEQ2SEQ, max_target_positions=32),
-        {"input_ids": ids(2, 5), "encoder_hidden_states": floats(2, 7, 16)},
+        CROSS,
         "Speech2Text2Decoder",
         broken_from="4.51",
     ),
-    _of(
-        "trocr",
-        "TrOCRForCausalLM",
-        _with(SEQ2SEQ, cross_attention_hidden_size=16),
-        {"input_ids": ids(2, 5), "encoder_hidden_states": floats(2, 7, 16)},
-        "TrOCRDecoder",
-    ),
+    _of("trocr", "TrOCRForCausalLM", _with(SEQ2SEQ, cross_attention_hidden_size=16), CROSS, "TrOCRDecoder"),
     # Without its prenets this model takes hidden states on both sides.
     _of(
         "speecht5",
@@ -686,22 +684,14 @@ ZOO: Tuple[TinyModel, ...] = (
         TEXT,
         "FlaubertModel",
     ),
-    TinyModel(
+    _text(
         "kosmos2",
-        "transformers.models.kosmos2.modeling_kosmos2:Kosmos2TextModel",
-        "transformers.models.kosmos2.configuration_kosmos2:Kosmos2TextConfig",
+        "Kosmos2",
         _with(VOCAB, embed_dim=16, layers=4, ffn_dim=16, attention_heads=2, max_position_embeddings=32),
         TEXT,
-        ("Kosmos2TextTransformer",),
+        "TextTransformer",
     ),
-    TinyModel(
-        "pp_formulanet",
-        "transformers.models.pp_formulanet.modeling_pp_formulanet:PPFormulaNetTextModel",
-        "transformers.models.pp_formulanet.configuration_pp_formulanet:PPFormulaNetTextConfig",
-        SEQ2SEQ,
-        {"input_ids": ids(2, 5), "encoder_hidden_states": floats(2, 7, 16)},
-        ("PPFormulaNetTextModel",),
-    ),
+    _text("pp_formulanet", "PPFormulaNet", SEQ2SEQ, CROSS, "TextModel"),
     _of(
         "mctct",
         "MCTCTModel",
@@ -716,12 +706,12 @@ ZOO: Tuple[TinyModel, ...] = (
         {"input_features": floats(2, 16, 4)},
         "MCTCTEncoder",
     ),
-    _of("wav2vec2_bert", "Wav2Vec2BertModel", BERT_SPEECH, {"input_features": floats(2, 24, 8)}, "Wav2Vec2BertEncoder"),
+    _of("wav2vec2_bert", "Wav2Vec2BertModel", BERT_SPEECH, MEL, "Wav2Vec2BertEncoder"),
     _of(
         "wav2vec2_bert-adapter",
         "Wav2Vec2BertModel",
         _with(BERT_SPEECH, **ADAPTER),
-        {"input_features": floats(2, 24, 8)},
+        MEL,
         "Wav2Vec2BertEncoder",
         "Wav2Vec2BertAdapter",
     ),
@@ -758,45 +748,18 @@ ZOO: Tuple[TinyModel, ...] = (
         TEXT_OF_CODES,
         ("MusicgenMelodyDecoder",),
     ),
-    TinyModel(
-        "seamless_m4t-speech",
-        "transformers.models.seamless_m4t.modeling_seamless_m4t:SeamlessM4TSpeechEncoder",
-        "SeamlessM4TConfig",
-        SEAMLESS,
-        {"input_features": floats(2, 24, 8)},
-        ("SeamlessM4TConformerEncoder",),
-    ),
-    TinyModel(
-        "seamless_m4t-text",
-        "SeamlessM4TForTextToText",
-        "SeamlessM4TConfig",
-        SEAMLESS,
-        PAIR,
-        ("SeamlessM4TEncoder", "SeamlessM4TDecoder"),
-    ),
-    TinyModel(
-        "seamless_m4t_v2-speech",
-        "transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2:SeamlessM4Tv2SpeechEncoder",
-        "SeamlessM4Tv2Config",
-        SEAMLESS,
-        {"input_features": floats(2, 24, 8)},
-        ("SeamlessM4Tv2ConformerEncoder",),
-    ),
-    TinyModel(
-        "seamless_m4t_v2-text",
-        "SeamlessM4Tv2ForTextToText",
-        "SeamlessM4Tv2Config",
-        SEAMLESS,
-        PAIR,
-        ("SeamlessM4Tv2Encoder", "SeamlessM4Tv2Decoder"),
-    ),
-    TinyModel(
-        "seamless_m4t_v2-unit",
-        "transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2:SeamlessM4Tv2TextToUnitForConditionalGeneration",
-        "SeamlessM4Tv2Config",
-        SEAMLESS,
+    _seamless("seamless_m4t", "SeamlessM4T", "speech", "SpeechEncoder", MEL, "ConformerEncoder"),
+    _seamless("seamless_m4t", "SeamlessM4T", "text", "ForTextToText", PAIR, "Encoder", "Decoder"),
+    _seamless("seamless_m4t_v2", "SeamlessM4Tv2", "speech", "SpeechEncoder", MEL, "ConformerEncoder"),
+    _seamless("seamless_m4t_v2", "SeamlessM4Tv2", "text", "ForTextToText", PAIR, "Encoder", "Decoder"),
+    _seamless(
+        "seamless_m4t_v2",
+        "SeamlessM4Tv2",
+        "unit",
+        "TextToUnitForConditionalGeneration",
         {"inputs_embeds": floats(2, 4, 16), "char_input_ids": ids(2, 8), "char_count_per_id": same(2, 2, 4)},
-        ("SeamlessM4Tv2Encoder", "SeamlessM4Tv2TextToUnitDecoder"),
+        "Encoder",
+        "TextToUnitDecoder",
     ),
     _of("time_series_transformer", "TimeSeriesTransformerModel", SERIES, PAST_AND_FUTURE),
     # The sparse attention of the default picks random keys; the full one keeps the forward exact.
