@@ -99,49 +99,51 @@ def compare(plain: Whole, kept: Whole, steps: int = 6) -> None:
     assert len(patterns) > 1
 
 
+def fresh() -> torch.Tensor:
+    return hidden().requires_grad_()
+
+
+def before(model: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """A region that begins before the encoder: what comes into that is recomputed too, and has another storage."""
+    return call(model, torch.nn.functional.dropout(states * 1.5, 0.1))
+
+
+def undisturbed(model: nn.Module) -> nn.Module:
+    """Without the generator's state, dropout would differ without ddpfix as well."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def twice(model: nn.Module, one: Any) -> torch.Tensor:
+    states = fresh()
+    total: torch.Tensor = one(call, model, states) + 2 * one(call, model, states)
+    return total
+
+
+# A batch that is used again and again has the same storage in all steps.
+SAME = fresh()
+# ``one(function, model, states)`` is the call, checkpointed or not.
+BODIES: Dict[str, Callable[[nn.Module, Any], torch.Tensor]] = {
+    "around the encoder": lambda model, one: one(call, model, fresh()),
+    "without the generator's state": lambda model, one: one(call, undisturbed(model), fresh(), preserve=False),
+    "twice with the same input": twice,
+    "from before the encoder": lambda model, one: one(before, model, fresh()),
+    "the same tensor in every step": lambda model, one: one(call, model, SAME),
+}
+
+
 @KINDS
-@pytest.mark.parametrize("preserve", (True, False))
-def test_around_the_encoder(reentrant: bool, preserve: bool) -> None:
-    def kept(model: nn.Module) -> torch.Tensor:
-        # Without the generator's state, dropout would differ without ddpfix as well.
-        for module in model.modules():
-            if isinstance(module, nn.Dropout) and not preserve:
-                module.p = 0.0
-        states = hidden().requires_grad_()
-        return checkpoint(call, model, states, use_reentrant=reentrant, preserve_rng_state=preserve)
+@pytest.mark.parametrize("body", BODIES)
+def test_a_recomputation_gets_the_decisions_of_its_forward(body: str, reentrant: bool) -> None:
+    def plain(function: Body, model: nn.Module, states: torch.Tensor, preserve: bool = True) -> torch.Tensor:
+        return function(model, states)
 
-    def plain(model: nn.Module) -> torch.Tensor:
-        for module in model.modules():
-            if isinstance(module, nn.Dropout) and not preserve:
-                module.p = 0.0
-        return call(model, hidden().requires_grad_())
+    def kept(function: Body, model: nn.Module, states: torch.Tensor, preserve: bool = True) -> Any:
+        return checkpoint(function, model, states, use_reentrant=reentrant, preserve_rng_state=preserve)
 
-    compare(plain, kept)
-
-
-@KINDS
-def test_encoder_called_twice_with_the_same_input(reentrant: bool) -> None:
-    def twice(one: Body) -> Callable[[nn.Module], torch.Tensor]:
-        def body(model: nn.Module) -> torch.Tensor:
-            states = hidden().requires_grad_()
-            return one(model, states) + 2 * one(model, states)
-
-        return body
-
-    compare(twice(call), twice(lambda m, h: checkpoint(call, m, h, use_reentrant=reentrant)))
-
-
-@KINDS
-def test_region_that_begins_before_the_encoder(reentrant: bool) -> None:
-    """What comes into the encoder is recomputed too, so its storage is another one."""
-
-    def before(model: nn.Module, states: torch.Tensor) -> torch.Tensor:
-        return call(model, torch.nn.functional.dropout(states * 1.5, 0.1))
-
-    compare(
-        lambda model: before(model, hidden().requires_grad_()),
-        lambda model: checkpoint(before, model, hidden().requires_grad_(), use_reentrant=reentrant),
-    )
+    compare(lambda model: BODIES[body](model, plain), lambda model: BODIES[body](model, kept))
 
 
 @KINDS
@@ -165,13 +167,6 @@ def test_two_forwards_before_their_backwards(reentrant: bool) -> None:
 
 
 @KINDS
-def test_the_same_tensor_in_every_step(reentrant: bool) -> None:
-    """A batch that is used again and again has the same storage in all steps."""
-    states = hidden().requires_grad_()
-    compare(lambda model: call(model, states), lambda model: checkpoint(call, model, states, use_reentrant=reentrant))
-
-
-@KINDS
 def test_recomputing_does_not_count(reentrant: bool) -> None:
     run = Run()
     for _ in range(3):
@@ -183,9 +178,7 @@ def test_recomputing_does_not_count(reentrant: bool) -> None:
 def test_an_ambiguous_recomputation_is_refused() -> None:
     """Twice the same input, no generator state kept and no dropout: the two calls cannot be distinguished."""
     run = Run()
-    for module in run.model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    undisturbed(run.model)
 
     def body(model: nn.Module) -> torch.Tensor:
         states = hidden().requires_grad_()

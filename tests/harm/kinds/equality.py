@@ -24,12 +24,16 @@ class Unhashable(DDP):
 @program(sample=True)
 def wrapper_without_a_hash(rank, size):
     wrapped = Unhashable(net())
-    optimizer = torch.optim.SGD(wrapped.module.parameters(), 0.1)
-    fit(wrapped, rank, optimizer=optimizer, other=True)
+    fit(wrapped, rank, optimizer=torch.optim.SGD(wrapped.module.parameters(), 0.1), other=True)
+    text = io.BytesIO()
+    torch.save(wrapped.module, text)
+    again = copy.deepcopy(wrapped)
+    fit(again, rank, optimizer=torch.optim.SGD(again.module.parameters(), 0.1), other=True)
     wrapped.eval()
     with torch.no_grad():
         wrapped(torch.ones(1, 4))
-    return state(wrapped.module)
+    kept = sorted(vars(wrapped)), sorted(vars(again)), len(pickle.dumps(wrapped.module))
+    return state(wrapped.module), state(again.module), kept
 
 
 class Labelled(DDP):
@@ -46,26 +50,6 @@ class Labelled(DDP):
         return hash(self.name)
 
 
-def wrapper_that_completes_its_hash(rank, size):
-    first = Labelled(net(), "student")
-    fit(first, rank, other=True)
-    first.name = "teacher"
-    fit(first, rank, other=True)
-    return state(first)
-
-
-@program(sample=True)
-def wrappers_that_are_equal(rank, size):
-    """Two models of one name, the second of which leaves a part out."""
-    first, second = Labelled(net(), "twin"), Labelled(nn.Sequential(nn.Linear(4, 2)), "twin")
-    again = copy.deepcopy(first)
-    losses = [fit(first, rank, other=True), fit(second, rank), fit(again, rank, other=True)]
-    third = Labelled(net(1), "twin")
-    del first
-    losses.append(fit(third, rank, other=True))
-    return losses, state(second), state(again), state(third)
-
-
 class Sized(Net):
     """Equal to each model of its size."""
 
@@ -80,12 +64,20 @@ class Sized(Net):
         return hash(self.wide)
 
 
-def models_that_are_equal(rank, size):
+@program(sample=True)
+def wrappers_and_models_that_are_equal(rank, size):
+    """Two models of one name, the second of which leaves a part out; one whose name changes; and equal models."""
+    first, second = Labelled(net(), "twin"), Labelled(nn.Sequential(nn.Linear(4, 2)), "twin")
+    again = copy.deepcopy(first)
+    losses = [fit(first, rank, other=True), fit(second, rank), fit(again, rank, other=True)]
+    third = Labelled(net(1), "twin")
+    del first
+    losses.append(fit(third, rank, other=True))
+    third.name = "teacher"
     torch.manual_seed(0)
     students = [DDP(Sized()) for _ in range(3)]
-    for each in students:
-        fit(each, rank, other=True)
-    return [state(each) for each in students]
+    losses += [fit(each, rank, other=True) for each in (third, *students)]
+    return losses, [state(each) for each in (second, again, third, *students)]
 
 
 class Same(torch.optim.SGD):
@@ -244,13 +236,3 @@ def parameters_of_a_class_of_their_own(rank, size):
     for x, y in batches(rank, 40):
         stepped(wrapped, optimizer, x, y)
     return collections.Counter(made), collections.Counter(Heavy.seen), [each.detach() for each in wrapped.parameters()]
-
-
-def wrapper_saved_and_read(rank, size):
-    wrapped = Unhashable(net())
-    fit(wrapped, rank, optimizer=torch.optim.SGD(wrapped.module.parameters(), 0.1), other=True)
-    text = io.BytesIO()
-    torch.save(wrapped.module, text)
-    again = copy.deepcopy(wrapped)
-    fit(again, rank, optimizer=torch.optim.SGD(again.module.parameters(), 0.1), other=True)
-    return sorted(vars(wrapped)), sorted(vars(again)), len(pickle.dumps(wrapped.module)), state(again.module)

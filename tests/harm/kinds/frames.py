@@ -199,17 +199,11 @@ def tracebacks_of_refused_calls(rank, size):
         refused(lambda: torch.autograd.backward()),
         refused(lambda: torch.autograd.backward(x.sum(), nothing=1)),
         refused(lambda: CheckpointFunction.apply()),
+        refused(lambda: CheckpointFunction.apply(wrapped.module.part, True, x)),
+        refused(lambda: wrapped(x, where="checkpoint")),
         refused(lambda: wrapped.register_comm_hook(None)),
         refused(lambda: wrapped.register_comm_hook(None, 3)),
         refused(lambda: dist.init_process_group("gloo", nothing=1)),
         refused(lambda: dist.init_process_group("gloo")),
         refused(lambda: dist.destroy_process_group(1, 2)),
     ]
-
-
-def tracebacks_of_checkpoints(rank, size):
-    wrapped = DDP(Breaks())
-    x = torch.ones(2, 4, requires_grad=True)
-    return refused(lambda: CheckpointFunction.apply(wrapped.module.part, True, x)), refused(
-        lambda: wrapped(x, where="checkpoint")
-    )

@@ -104,20 +104,15 @@ def beside_the_default_group(rank, size):
 
 @program(group=False)
 def without_a_default_group(rank, size):
-    wrapped = DDP(net(), process_group=Alone())
+    """Of this rank alone, and of ranks that are not there."""
+    wrapped, group = DDP(net(), process_group=Alone()), Alone(4)
     fit(wrapped, rank, steps=3 + rank, other=True)
     wrapped.eval()
-    return state(wrapped), wrapped(torch.ones(1, 4)), dist.is_initialized()
-
-
-@program(group=False)
-def ranks_that_are_not_there(rank, size):
-    group = Alone(4)
-    wrapped = DDP(net(), process_group=group, find_unused_parameters=True)
-    with wrapped.no_sync():
-        wrapped(torch.ones(2, 4)).sum().backward()
-    fit(wrapped, rank, steps=4)
-    return state(wrapped), group.called
+    flagged = DDP(net(), process_group=group, find_unused_parameters=True)
+    with flagged.no_sync():
+        flagged(torch.ones(2, 4)).sum().backward()
+    fit(flagged, rank, steps=4)
+    return state(wrapped), wrapped(torch.ones(1, 4)), dist.is_initialized(), state(flagged), group.called
 
 
 @program(group=False)

@@ -29,48 +29,37 @@ def model_of_one_rank_changed_when_it_is_done(rank, size):
     return state(wrapped)
 
 
-def evaluation_of_noisy_weights(rank, size):
+def noisy_evaluation(step, wrapped):
     """Each rank adds noise of its own after a step, looks at the loss, and restores the weights."""
+    kept = copy.deepcopy(wrapped.module.state_dict())
+    with torch.no_grad():
+        for each in wrapped.module.parameters():
+            each.add_(0.1 * (dist.get_rank() + 1))
+        wrapped.module(torch.ones(2, 4))
+    wrapped.module.load_state_dict(kept)
 
-    def between(step, wrapped):
-        kept = copy.deepcopy(wrapped.module.state_dict())
-        with torch.no_grad():
-            for each in wrapped.module.parameters():
-                each.add_(0.1 * (rank + 1))
-            wrapped.module(torch.ones(2, 4))
-        wrapped.module.load_state_dict(kept)
 
-    return state(trained(rank, 9, between))
+def apart_and_together(step, wrapped):
+    """Noise of each rank after the third step, and the first rank's weights for all after the fifth."""
+    with torch.no_grad():
+        for each in wrapped.module.parameters():
+            if step == 2:
+                each.add_(0.01 * dist.get_rank())
+            if step == 4:
+                dist.broadcast(each.data, 0)
+
+
+def search_for_a_rate(step, wrapped):
+    """Before the training, steps at growing rates, each rank's own, on a copy."""
+    own = copy.deepcopy(wrapped.module)
+    optimizer = torch.optim.SGD(own.parameters(), 0.01 * 2**step * (dist.get_rank() + 1))
+    own(torch.ones(2, 4), other=True).sum().backward()
+    optimizer.step()
 
 
 @program(sample=True)
-def replicas_set_apart_and_together_again(rank, size):
-    """Noise of each rank after the third step, and the first rank's weights for all after the fifth."""
-
-    def between(step, wrapped):
-        with torch.no_grad():
-            for each in wrapped.module.parameters():
-                if step == 2:
-                    each.add_(0.01 * rank)
-                if step == 4:
-                    dist.broadcast(each.data, 0)
-
-    return state(trained(rank, 9, between))
-
-
-def search_for_a_rate(rank, size):
-    """Steps at growing rates, each rank's own, on a copy; then the training."""
-    wrapped = DDP(net())
-    own = copy.deepcopy(wrapped.module)
-    for step, (x, y) in enumerate(batches(rank, 6)):
-        optimizer = torch.optim.SGD(own.parameters(), 0.01 * 2**step * (rank + 1))
-        optimizer.zero_grad()
-        (own(x, other=True) - y).pow(2).mean().backward()
-        optimizer.step()
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.05)
-    for x, y in batches(rank, 5):
-        stepped(wrapped, optimizer, x, y, other=True)
-    return state(wrapped)
+def ranks_that_differ_for_a_while(rank, size):
+    return [state(trained(rank, 9, between)) for between in (noisy_evaluation, apart_and_together, search_for_a_rate)]
 
 
 def sharpness_aware_steps(rank, size):
