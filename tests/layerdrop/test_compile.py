@@ -100,11 +100,17 @@ def test_each_layer(site: Site, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ("wav2vec2", pytest.param("bart", marks=pytest.mark.sampled(inside=False, cells=True)))
+    ("name", "rate"),
+    [
+        ("wav2vec2", 0.5),
+        pytest.param("bart", 0.5, marks=pytest.mark.sampled(inside=False, cells=True)),
+        # It trains, at a rate of 0.
+        ("bart", 0.0),
+    ],
 )
-def test_evaluation_is_one_graph_as_unpatched(site: Site, name: str) -> None:
+def test_evaluation_and_rate_zero_are_one_graph_as_unpatched(site: Site, name: str, rate: float) -> None:
     entry = zoo.tiny_model(name)
-    model = entry.build().eval()
+    model = entry.build(rate=rate).train(mode=not rate)
     backend = Counting()
     try:
         expected = torch.compile(model, backend=backend, fullgraph=True)(**entry.batch())
@@ -116,18 +122,3 @@ def test_evaluation_is_one_graph_as_unpatched(site: Site, name: str) -> None:
     output = torch.compile(model, backend=backend, fullgraph=True)(**entry.batch())
     assert backend.graphs == 2 * graphs
     assert torch.equal(entry.loss(output), entry.loss(expected))
-
-
-def test_rate_zero_is_one_graph_as_unpatched(site: Site) -> None:
-    entry = patched(site, "bart")
-    model = entry.build(rate=0.0)
-    backend = Counting()
-    try:
-        torch.compile(model, backend=backend, fullgraph=True)(**entry.batch())
-    except torch._dynamo.exc.Unsupported:
-        site.undo()
-        torch._dynamo.reset()
-        with pytest.raises(torch._dynamo.exc.Unsupported):
-            torch.compile(entry.build(rate=0.0), backend=backend, fullgraph=True)(**entry.batch())
-        pytest.skip("the unpatched model cannot be compiled as one graph on this release")
-    assert backend.graphs == 1

@@ -101,45 +101,21 @@ class Wrapper(nn.Module):
         setattr(self, name, inner)
 
 
-@pytest.mark.parametrize("name", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
-def test_wrappers_do_not_change_names(name: str) -> None:
+@pytest.mark.parametrize("name", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "compiled"])
+def test_a_module_has_one_name_in_whatever_wraps_it(name: str) -> None:
     plain, model = Model(), Model()
     inner = model.encoder
-    model.encoder = Wrapper(name, inner)  # type: ignore[assignment]
-    whole = Wrapper(name, model)
-    assert Replica(whole, 5).key(inner) == Replica(plain, 5).key(plain.encoder) == ("encoder", text_key("encoder"))
-    assert Replica(whole, 5).key(inner[1])[0] == "encoder.1"
-
-
-def test_torch_compile_does_not_change_names() -> None:
-    model = Model()
-    compiled = torch.compile(model, backend="eager")
-    assert Replica(compiled, 5).key(model.encoder)[0] == "encoder"
-
-
-def test_a_module_that_comes_later_is_learnt() -> None:
-    model = Model()
-    replica = Replica(model, 5)
-    replica.key(model.encoder)
+    whole: Any = torch.compile(model, backend="eager") if name == "compiled" else Wrapper(name, model)
+    if name != "compiled":
+        model.encoder = Wrapper(name, inner)  # type: ignore[assignment]
+    replica = Replica(whole, 5)
+    assert replica.key(inner) == Replica(plain, 5).key(plain.encoder) == ("encoder", text_key("encoder"))
+    assert replica.key(inner[1])[0] == "encoder.1"
+    # One that comes later is learnt, and one outside of the tree is named by its class and order.
     model.late = nn.Linear(1, 1)
     assert replica.key(model.late)[0] == "late"
-
-
-def test_a_module_outside_of_the_tree_has_a_name_too() -> None:
-    one, other = Model(), Model()
-    names = [Replica(model, 5).key(nn.Linear(1, 1))[0] for model in (one, other)]
+    names = [Replica(Model(), 5).key(nn.Linear(1, 1))[0] for _ in range(2)]
     assert names[0] == names[1] and names[0].startswith("Linear#")
-
-
-def test_a_step_is_current_while_it_lasts() -> None:
-    model = Model()
-    replica = Replica(model, 5)
-    assert training.current() is None
-    with training.step(replica) as outer:
-        assert training.current() is outer and replica.last is outer
-    with pytest.raises(RuntimeError), training.step(replica):
-        raise RuntimeError
-    assert training.current() is None and replica.iteration == 1
 
 
 def test_skipped_layers_of_the_last_step() -> None:
@@ -149,14 +125,18 @@ def test_skipped_layers_of_the_last_step() -> None:
     replica = training.register(wrapper, model, 5)
     assert training.replica_of(wrapper) is replica
     assert training.skipped_layers(wrapper) == []
+    assert training.current() is None
     with training.step(replica) as step:
+        assert training.current() is step and replica.last is step
         step.skipped.append(training.Skip("encoder", 0, 3))
+    assert training.current() is None
     assert training.skipped_layers(wrapper) == [training.Skip("encoder", 0, 3)]
     assert training.skipped_layers(model) == training.skipped_layers(wrapper)
     training.skipped_layers(wrapper).clear()
     assert len(training.skipped_layers(wrapper)) == 1
-    with training.step(replica):
-        pass
+    with pytest.raises(RuntimeError), training.step(replica):
+        raise RuntimeError
+    assert training.current() is None and replica.iteration == 1
     assert training.skipped_layers(wrapper) == []
     training.TRAINED.forget()
     assert training.replica_of(wrapper) is None
