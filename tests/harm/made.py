@@ -83,6 +83,14 @@ def fit(model: Any, rank: int, steps: int = 5, optimizer: Optional[Any] = None, 
     return float(loss.item())
 
 
+def fit_heads(wrapped: Any, rank: int, count: int, rate: float = 0.1) -> Dict[str, torch.Tensor]:
+    """Train a model of two heads with a backward for each of them, and return its state."""
+    for x, y in steps(torch.optim.SGD(wrapped.parameters(), rate), rank, count):
+        for head, sign in zip(wrapped(x), (-1, 1)):
+            (head + sign * y).pow(2).mean().backward()
+    return state(wrapped)
+
+
 def stepped(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor, **how: Any) -> torch.Tensor:
     """Make one step and return its loss."""
     optimizer.zero_grad()

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import fit, fitted, net, state, two
+from tests.harm.made import fit, fit_heads, fitted, net, state, two
 from tests.harm.program import program
 
 
@@ -128,15 +128,7 @@ def default_group_that_stands_for_many(rank, size):
 def passed_on_to_gloo(rank, size):
     """Ranks meet in it, a backward a head, and the program counts its all-reduces."""
     group = Averaged(dist.new_group(list(range(size))))
-    wrapped = DDP(two(0), process_group=group)
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-    for step in range(4):
-        optimizer.zero_grad()
-        left, right = wrapped(torch.full((2, 4), float(rank + step)))
-        left.pow(2).mean().backward()
-        right.pow(2).mean().backward()
-        optimizer.step()
-    return state(wrapped), group.steps
+    return fit_heads(DDP(two(0), process_group=group), rank, 4), group.steps
 
 
 def one_of_each_kind(rank, size):

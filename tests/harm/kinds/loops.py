@@ -8,18 +8,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 from tests.harm.kinds.draws import PACKAGE, SKIPS, Encoder
-from tests.harm.made import batches, fit, net, state, steps, two
+from tests.harm.made import batches, fit, fit_heads, net, state, steps, two
 from tests.harm.program import program
 
 
 @program(sample=True)
 def backward_for_each_head(rank, size):
-    wrapped = DDP(two(0))
-    for x, y in steps(torch.optim.SGD(wrapped.parameters(), 0.05), rank, 30):
-        left, right = wrapped(x)
-        (left - y).pow(2).mean().backward()
-        (right + y).pow(2).mean().backward()
-    return state(wrapped)
+    return fit_heads(DDP(two(0)), rank, 30)
 
 
 def all_gradients_by_one_of_two_backwards(rank, size):

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.harm.made import batches, fit, fitted, net, state, steps, two
+from tests.harm.made import batches, fit, fit_heads, fitted, net, state, steps, two
 from tests.harm.program import program, script
 
 
@@ -183,12 +183,7 @@ def models_wrapped_in_two_threads(rank, size):
         def train(index):
             time.sleep(pause * (index if rank else 1 - index))
             flag = {"find_unused_parameters": False} if flags and index else {}
-            wrapped = DDP(models[index], process_group=groups[index], **flag)
-            for x, y in steps(torch.optim.SGD(wrapped.parameters(), 0.1), rank + 10 * index, 20):
-                left, right = wrapped(x)
-                (left - y).pow(2).mean().backward()
-                (right + y).pow(2).mean().backward()
-            return state(wrapped)
+            return fit_heads(DDP(models[index], process_group=groups[index], **flag), rank + 10 * index, 20)
 
         return in_threads(train)
 
@@ -224,9 +219,7 @@ def backwards_beside_a_forward_that_stands_still(rank, size):
         for count in (1, 5) if index else (5,):
             if index and rank == 0:
                 begun.wait(60)
-            for x, _ in steps(torch.optim.SGD(wrapped.parameters(), 0.01), rank + 10 * index, count):
-                for each in wrapped(x):
-                    each.pow(2).mean().backward()
+            fit_heads(wrapped, rank + 10 * index, count, 0.01)
             if index:
                 ended.set()
         return state(wrapped)
