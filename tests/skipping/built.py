@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections import OrderedDict
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Sequence
 from unittest import mock
 
 import torch
@@ -40,10 +40,10 @@ def seed(number: int) -> None:
     numpy.random.seed(number)
 
 
-def watched(layers: Any) -> List[int]:
+def watched(layers: Iterable[nn.Module]) -> List[int]:
     """A list that gets the number of each layer that computes something: a part of it with parameters is called."""
     ran: List[int] = []
-    for number, layer in enumerate(layers._modules.values()):
+    for number, layer in enumerate(layers):
         for part in layer.modules():
             if next(part.parameters(recurse=False), None) is not None:
                 part.register_forward_hook(lambda *_, number=number: ran.append(number))  # type: ignore[misc]
@@ -64,7 +64,8 @@ def weights(model: nn.Module) -> List[float]:
 
 def trained(built: Built, wrapped: Any, rank: int) -> Dict[str, Any]:
     """Train a wrapped model; returns the layers that ran, and the parameters, after each step, and the generators."""
-    ran = watched(built.layers)
+    # A list may draw where it is iterated over.
+    ran = watched(built.layers._modules.values())
     seed(100 + rank)
     steps, found = made(wrapped), {"ran": [], "steps": []}  # type: ignore[var-annotated]
     for step in range(STEPS):

@@ -1,28 +1,47 @@
-"""One rank that trains encoders under DDP, and notes which layers ran in each step."""
+"""Trains the classes of a file on two real ranks, with plain torch or under ddpfix, and notes which layers ran."""
 
 from __future__ import annotations
 
 import datetime
 import logging
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.skipping.built import seed, streams
-from tests.support import serving
+from tests.skipping.built import seed, streams, watched
+from tests.support import pool, scenario, serving
 
 
-def watched(encoder: Any, layers: List[nn.Module]) -> List[int]:
-    """A list that gets the number of each layer that runs: it has called a module of its own."""
-    ran: List[int] = []
-    for number, layer in enumerate(layers):
-        own = [each for each in layer.modules() if next(each.children(), None) is None]
-        own[0].register_forward_hook(lambda *_, number=number: ran.append(number))  # type: ignore[misc]
-    return ran
+@dataclass
+class Scenario(scenario.Scenario):
+    """One run.
+
+    Attributes:
+        settings: arguments of ``ddpfix.activate``; None is plain torch.
+    """
+
+    file: str = "shapes"
+    settings: Optional[Dict[str, str]] = None
+    steps: int = 8
+    wrapper: str = "ddp"
+    only: Sequence[str] = ()
+    timeout: float = 120
+
+
+def train(scenarios: List[Scenario], folder: Path) -> Dict[str, List[Dict[str, Any]]]:
+    """What each rank found, by scenario; none failed."""
+    pool.train(Path(__file__), [each.plan(folder) for each in scenarios], folder, 2, {})
+    found: Dict[str, List[Dict[str, Any]]] = {}
+    for each in scenarios:
+        for log, record in pool.records(folder, each.name, 2):
+            assert record is not None and record["error"] is None, log
+            found.setdefault(each.name, []).append(record)
+    return found
 
 
 def wrapped(model: nn.Module, wrapper: str, layers: List[nn.Module]) -> Any:
@@ -51,7 +70,7 @@ def trained(kind: type, rank: int, steps: int, wrapper: str) -> Dict[str, Any]:
     seed(0)
     encoder: Any = kind()
     layers = shapes.layers(encoder)
-    ran = watched(encoder, layers)
+    ran = watched(layers)
     model = wrapped(nn.Sequential(nn.Linear(4, 4), encoder), wrapper, layers)
     seed(100 + rank)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
@@ -70,26 +89,26 @@ def trained(kind: type, rank: int, steps: int, wrapper: str) -> Dict[str, Any]:
     return found
 
 
-def run(scenario: Dict[str, Any], folder: Path) -> None:
+def run(plan: Dict[str, Any], folder: Path) -> None:
     """Train all classes of a file, one after the other."""
     from importlib import import_module
 
     lines: List[str] = []
-    if scenario["settings"] is not None:
+    if plan["settings"] is not None:
         import ddpfix
 
-        ddpfix.activate(**scenario["settings"])
+        ddpfix.activate(**plan["settings"])
         handler = logging.Handler()
         handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("ddpfix").addHandler(handler)
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
     rank = distributed.get_rank()
-    for kind in import_module(f"tests.skipping.{scenario['file']}").ALL:
-        if not scenario["only"] or kind.__name__ in scenario["only"]:
+    for kind in import_module(f"tests.skipping.{plan['file']}").ALL:
+        if not plan["only"] or kind.__name__ in plan["only"]:
             lines.clear()
-            found = trained(kind, rank, scenario["steps"], scenario["wrapper"])
-            scenario["found"][kind.__name__] = {**found, "lines": list(lines)}
+            found = trained(kind, rank, plan["steps"], plan["wrapper"])
+            plan["found"][kind.__name__] = {**found, "lines": list(lines)}
     distributed.barrier()
 
 

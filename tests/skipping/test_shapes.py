@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from tests.skipping import launch, others, shapes
-from tests.skipping.launch import Scenario
+from tests.skipping import others, rank, shapes
+from tests.skipping.rank import Scenario
 
 pytestmark = pytest.mark.patches("torch.layerdrop")
 # What cannot be proved, with the reason that is given; all others are shared.
@@ -46,11 +46,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         Scenario("stock", settings={**ours, "layerdrop": "stock"}),
         Scenario("switched off", settings={**ours, "torch_layerdrop": "0"}),
     ]
-    return launch.train(plans, tmp_path_factory.mktemp("skipping"))
+    return rank.train(plans, tmp_path_factory.mktemp("skipping"))
 
 
 def of(found: Found, scenario: str, name: str) -> List[Dict[str, Any]]:
-    return [rank[name] for rank in found[scenario]]
+    return [record[name] for record in found[scenario]]
 
 
 def trained(record: Dict[str, Any]) -> Dict[str, Any]:
@@ -114,7 +114,7 @@ def test_ranks_gather_and_skip_the_same_layers(wrapper: str, tmp_path_factory: p
     """Ranks that skip different layers wait for each other in plain torch."""
     ours = {"transformers_layerdrop": "0"}
     plan = Scenario(wrapper, settings=ours, wrapper=wrapper, only=ONLY)
-    first, second = launch.train([plan], tmp_path_factory.mktemp("sharded"))[wrapper]
+    first, second = rank.train([plan], tmp_path_factory.mktemp("sharded"))[wrapper]
     for name in ONLY:
         assert first[name]["ran"] == second[name]["ran"], name
         assert 8 <= sum(shapes.LAYERS - len(ran) for ran in first[name]["ran"]) <= 40, name
