@@ -111,5 +111,6 @@ def folder_that_is_gone(rank, size):
     return state(wrapped)
 
 
-for each in ("clock_stands_still", "clock_stands_still_from_the_start", "folder_is_gone_from_the_start"):
-    script("odd_clocks", each, fresh=each.endswith("start"), sample=each == "clock_stands_still")
+for each, stays in (("clock_stands_still", True), ("clocks_stand_still", True), ("folder_is_gone", False)):
+    about = {"arguments": (each, "stays")[: 1 + stays], "fresh": each != "clock_stands_still", "sample": stays}
+    script("odd_clocks", "odd_start", variant=each, **about)

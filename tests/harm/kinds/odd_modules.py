@@ -121,5 +121,6 @@ def modules_come_and_go(rank, size):
     return state(wrapped), box
 
 
-for each in ("torch_by_lazy_loader", "torch_by_module_from_spec", "torch_asked_before_it_is_there"):
-    script("odd_modules", each, fresh=True, sample=each == "torch_by_lazy_loader")
+for each in ("torch_by_lazy_loader", "torch_by_module_from_spec"):
+    script("odd_modules", "odd_start", variant=each, arguments=(each,), fresh=True, sample=each.endswith("loader"))
+script("odd_modules", "torch_asked_before_it_is_there", fresh=True)
