@@ -166,8 +166,8 @@ def differences(model: Any) -> List[Tuple[str, str, float, float]]:
 def _settings(module: Any) -> List[str]:
     """Return the names under which a class reads its rate from a config: in its forward, or in its constructor."""
     path = _path_in(type(module))
-    if path[0] == "config":
-        return [path[1]]
+    if not path or path[0] == "config":
+        return list(path[1:])
     instructions = dis.get_instructions(innermost(type(module).__init__))
     names = [i.argval for i in instructions if i.opname in ("LOAD_ATTR", "LOAD_METHOD")]
     return [name for name in dict.fromkeys(names) if isinstance(name, str) and "layerdrop" in name]

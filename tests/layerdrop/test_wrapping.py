@@ -71,6 +71,17 @@ class LocalSource(OwnStack):
         return states
 
 
+class Computed(OwnStack):
+    """Has a forward of its own, whose rate is computed, above one that is shared."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if self.training and random.random() > 1 - self.layerdrop:
+                continue
+            states = block(states)
+        return states
+
+
 def wrapped(site: Site, model: nn.Module) -> None:
     """Run all wrap hooks on a model."""
     layerdrop.at_wrap(site, importlib.import_module("torch.nn.parallel.distributed"), nn.Module)
@@ -215,6 +226,15 @@ def test_the_outer_config_of_a_composite_model_counts(site: Site, lines: List[st
             model.encoder.config.layerdrop = 0.25
         wrapped(site, model)
         assert cover.rate_of(model.encoder) == expected
+
+
+@pytest.mark.patches("transformers.overrides")
+def test_a_rate_that_is_computed_has_no_setting(site: Site, lines: List[str]) -> None:
+    model = Computed(0.5)
+    wrapped(site, model)
+    overrides.rates(site, importlib.import_module("torch.nn.parallel.distributed"), None)
+    assert wrap_hooks.run_before_wrap(model) is None and overrides.differences(model) == []
+    assert OwnStack in cover.COVERED and Computed not in cover.COVERED
 
 
 @pytest.mark.patches("transformers.overrides")
