@@ -9,7 +9,6 @@ import pydoc
 import re
 import typing
 import warnings
-from dataclasses import dataclass
 from unittest import mock
 
 import torch
@@ -223,29 +222,6 @@ def functions_of_a_class(rank, size):
     DDP.__init__(wrapped, module=net(), find_unused_parameters=False)
     fit(wrapped, rank, other=True)
     return found, state(wrapped)
-
-
-@dataclass
-class Output:
-    logits: torch.Tensor
-    hidden: typing.Optional[torch.Tensor] = None
-
-
-class Answers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x):
-        return Output(self.net(x, other=True), x)
-
-
-def outputs_that_are_dataclasses(rank, size):
-    wrapped = DDP(Answers())
-    for x, _ in batches(rank, 4):
-        out = wrapped(x)
-        out.logits.pow(2).sum().backward()
-    return type(out).__name__, out.hidden is x, [each.grad for each in wrapped.parameters()]
 
 
 def warnings_and_logs_of_a_run(rank, size):

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.harm.kinds.draws import PACKAGE, SKIPS, Percent
-from tests.harm.made import batches, fit, net, state
+from tests.harm.made import batches, net, state
 from tests.harm.program import program
 
 
@@ -101,12 +101,6 @@ def loaders_of_many_kinds(rank, size):
                 optimizer.step()
                 seen.append(x)
     return seen, state(wrapped), draws.get_state()
-
-
-def numpy_alone_seeded(rank, size):
-    numpy.random.seed(3)
-    fit(DDP(net()), rank, other=True)
-    return numpy.random.rand(5), numpy.random.default_rng(4).random(3)
 
 
 def fork_rng_around_a_checkpoint(rank, size):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import Net, batches, fit, net, state, stepped
+from tests.harm.made import batches, fit, net, state, stepped
 from tests.harm.program import program, script
 
 
@@ -189,28 +189,6 @@ def zero_consolidated(rank, size):
     fit(wrapped, rank, optimizer=optimizer, other=True)
     optimizer.consolidate_state_dict(0)
     return saved(optimizer.state_dict()) if rank == 0 else None, state(wrapped)
-
-
-def model_sent_by_broadcast_object(rank, size):
-    wrapped = DDP(net(), find_unused_parameters=True)
-    fit(wrapped, rank, steps=45, other=True)
-    box = [wrapped.module if rank == 0 else None]
-    dist.broadcast_object_list(box)
-    everyone = [None] * size
-    dist.all_gather_object(everyone, {"rank": rank, "model": wrapped.module})
-    return state(box[0]), [state(each["model"]) for each in everyone]
-
-
-def model_in_a_subprocess_queue(rank, size):
-    wrapped = DDP(Net(), find_unused_parameters=True)
-    fit(wrapped, rank, steps=42, other=True)
-    context = torch.multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    child = context.Process(target=lambda: queue.put(saved(wrapped.module)))
-    child.start()
-    data = queue.get()
-    child.join()
-    return data, child.exitcode
 
 
 script("saved", "main_class_pickled")

@@ -1,13 +1,11 @@
 """Threads, descriptors and files: what a program counts, joins and waits for is its own."""
 
 import contextlib
-import gc
 import os
 import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -89,20 +87,6 @@ def children_that_are_forked(rank, size):
     return codes, found
 
 
-def objects_are_freed(rank, size):
-    """A program that runs many models one after the other in one process."""
-    import weakref
-
-    gone = []
-    for turn in range(4):
-        wrapped = DDP(net(turn))
-        fit(wrapped, rank, other=True)
-        gone.append((weakref.ref(wrapped), weakref.ref(wrapped.module)))
-        del wrapped
-        gc.collect()
-    return [[each() is None for each in pair] for pair in gone[:-1]]
-
-
 def training_in_a_thread(rank, size):
     answers = queue.Queue()
 
@@ -114,12 +98,6 @@ def training_in_a_thread(rank, size):
     worker.start()
     worker.join()
     return answers.get()
-
-
-def temporary_folder_is_as_it_was(rank, size):
-    fit(DDP(net()), rank, other=True)
-    dist.barrier()
-    return sorted(os.listdir(tempfile.gettempdir())), os.listdir("."), sorted(os.environ) == sorted(dict(os.environ))
 
 
 def loaders_threads_are_counted(rank, size):
