@@ -63,7 +63,7 @@ def _once(told: Iterable[Tuple[int, Row]], names: Sequence[str]) -> List[Row]:
         if known["ranks"][-1:] != [rank]:
             known["ranks"].append(rank)
         time = row.get("time")
-        if time is not None and (known["time"] is None or time < known["time"]):
+        if isinstance(time, (int, float)) and (known["time"] is None or time < known["time"]):
             known["step"], known["time"] = row.get("step"), time
         if names is _EVENT:
             known["finding"] = known.get("finding") or _finding(row)
