@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
-from tests.support import signals
+from tests.support import ranks
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REQUIREMENTS = ("wrapt>=1.14", "packaging>=21", "rich>=10", "tomli>=1.1; python_version < '3.11'")
@@ -49,7 +49,7 @@ def start(
     cwd: Optional[Path] = None,
     stdin: str = "",
     timeout: float = 240,
-    before: Callable[[], None] = signals.foreground,
+    before: Callable[[], None] = ranks.foreground,
 ) -> Finished[str]:
     """Run a command to its end, with its output as text; ``before`` is called in the child, before the command."""
     return subprocess.run(

@@ -8,7 +8,7 @@ from typing import Dict, Set
 
 import pytest
 
-from tests.activation.support import ROOT, Finished, Place, start
+from tests.activation.support import ROOT, Finished, Place
 from tests.activation.ways import Way, make, way
 
 __all__ = ["way"]
@@ -27,19 +27,13 @@ def values(done: Finished[str]) -> Set[int]:
 
 
 def test_children_are_covered(way: Way) -> None:
-    seen = answers(start(way.ours([], [PROGRAM]), way.ours_env()))
+    seen = answers(way.run([PROGRAM]))
     assert {kind for kind, number in seen.items() if number != 2} == set()
 
 
-def test_children_of_a_module(request: pytest.FixtureRequest) -> None:
-    checkout = make("checkout", request)
-    done = start(checkout.ours([], ["-m", "tests.activation.children"]), checkout.ours_env())
-    assert values(done) == {2}
-
-
-def test_children_of_a_program(request: pytest.FixtureRequest) -> None:
-    run = make("run", request)
-    assert values(start(run.ours([], ["sh", "-c", f"python {PROGRAM}; exit $?"]), run.ours_env())) == {2}
+def test_children_of_a_module_and_of_a_program(request: pytest.FixtureRequest) -> None:
+    assert values(make("checkout", request).run(["-m", "tests.activation.children"])) == {2}
+    assert values(make("run", request).run(["sh", "-c", f"python {PROGRAM}; exit $?"])) == {2}
 
 
 def test_children_of_a_program_with_the_import(installed: Place, unpatched: Place, tmp_path: Path) -> None:

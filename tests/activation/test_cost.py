@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Set
 
-from tests.activation.support import Finished, Place
+from tests.activation.support import ROOT, Finished, Place
 
 # The module __future__ is seven lines long, and comes with every "from __future__ import annotations".
 MODULES = "import sys, __future__; print(*sorted(sys.modules))"
@@ -22,6 +22,8 @@ def test_off_imports_what_a_bare_interpreter_does(installed: Place, unpatched: P
     bare = modules(unpatched.run("-c", MODULES))
     assert modules(installed.run("-c", MODULES)) == bare
     assert modules(installed.run("-c", MODULES, DDPFIX="0")) == bare
+    # A library may import ddpfix to make a report: the import alone loads nothing else.
+    assert modules(installed.run("-c", "import ddpfix\n" + MODULES)) == bare | {"ddpfix"}
 
 
 def test_armed_stays_asleep_while_no_toolkit_is_imported(installed: Place, unpatched: Place) -> None:
@@ -30,8 +32,6 @@ def test_armed_stays_asleep_while_no_toolkit_is_imported(installed: Place, unpat
 
 
 def test_armed_from_the_checkout(unpatched: Place) -> None:
-    from tests.activation.support import ROOT
-
     path = os.pathsep.join([str(ROOT / "ddpfix" / "_site"), str(ROOT)])
     bare = modules(unpatched.run("-c", MODULES))
     assert modules(unpatched.run("-c", MODULES, PYTHONPATH=path, DDPFIX="1")) == bare | ARMED | {"sitecustomize"}
@@ -44,9 +44,3 @@ def test_the_first_toolkit_wakes_the_engine(installed: Place) -> None:
     assert {"ddpfix.engine", "packaging"} <= awake - asleep
     # The matrix was compiled into the wheel.
     assert "yaml" not in awake
-
-
-def test_the_package_itself_is_cheap(installed: Place) -> None:
-    """A library may ``import ddpfix`` to make a report: the import alone loads nothing else."""
-    bare = modules(installed.run("-c", MODULES))
-    assert modules(installed.run("-c", "import ddpfix\n" + MODULES)) == bare | {"ddpfix"}

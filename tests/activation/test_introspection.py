@@ -6,9 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
-
-import pytest
+from typing import Dict
 
 from tests.support.ranks import environment
 
@@ -27,21 +25,16 @@ def looked(ddpfix: str, *words: str) -> Seen:
     return found
 
 
-@pytest.fixture(scope="module")
-def differences(tmp_path_factory: pytest.TempPathFactory) -> List[str]:
-    """Each look at a place that shows something else than in plain torch."""
+def test_what_is_replaced_looks_as_in_plain_torch(tmp_path: Path) -> None:
     patched = looked("1")
     assert "torch.nn.parallel.distributed:DistributedDataParallel.forward" in patched and len(patched) > 15
-    places = tmp_path_factory.mktemp("introspection") / "places"
+    places = tmp_path / "places"
     places.write_text("\n".join(patched), encoding="utf-8")
     plain = looked("0", str(places))
-    return [
+    differences = [
         f"{place} {look}: {patched[place][look]} for {text}"
         for place, looks in plain.items()
         for look, text in looks.items()
         if patched[place][look] != text
     ]
-
-
-def test_what_is_replaced_looks_as_in_plain_torch(differences: List[str]) -> None:
     assert not differences, "\n".join(differences)

@@ -11,9 +11,9 @@ from typing import Any, Dict, List, Sequence
 
 import pytest
 
-from tests.activation.support import Finished, Place, start
+from tests.activation.support import ROOT, Finished, Place, start
 from tests.activation.ways import PROBE, WAYS, Way, lay_out, make, way
-from tests.support import signals
+from tests.support import ranks
 
 __all__ = ["way"]
 
@@ -39,10 +39,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def both(way: Way, here: Path, flags: Sequence[str], rest: Sequence[object], stdin: str = "") -> List[Finished[str]]:
-    return [
-        start(way.unpatched(flags, rest), way.unpatched_env(), here, stdin),
-        start(way.ours(flags, rest), way.ours_env(), here, stdin),
-    ]
+    return [way.plain(rest, here, flags, stdin), way.run(rest, here, flags, stdin)]
 
 
 def look(done: Finished[str]) -> Dict[str, Any]:
@@ -90,9 +87,7 @@ def test_flags_in_one_word_with_our_m(installed: Place, here: Path) -> None:
 
 def test_variables_for_the_interpreter(way: Way, here: Path) -> None:
     more = {"PYTHONOPTIMIZE": "1", "PYTHONWARNINGS": "ignore::UserWarning", "PYTHONHASHSEED": "7", "LC_ALL": "C"}
-    unpatched = start(way.unpatched([], ["probe.py"]), way.unpatched_env(**more), here)
-    ours = start(way.ours([], ["probe.py"]), way.ours_env(**more), here)
-    assert look(ours)["world"] == look(unpatched)["world"]
+    assert look(way.run(["probe.py"], here, **more))["world"] == look(way.plain(["probe.py"], here, **more))["world"]
 
 
 ENDS = {
@@ -131,7 +126,7 @@ TIDY = "import signal, sys; signal.signal(signal.{}, lambda *_: sys.exit(9)); " 
 @pytest.mark.parametrize("code", [WAITS, TIDY], ids=["default", "handler"])
 def test_signals_arrive(way: Way, name: str, code: str) -> None:
     rest = ["-c", code.format(name)]
-    unpatched = signalled(way.unpatched([], rest), way.unpatched_env(), getattr(signal, name))
+    unpatched = signalled([way.place.python, *rest], way.unpatched_env(), getattr(signal, name))
     assert signalled(way.ours([], rest), way.ours_env(), getattr(signal, name)) == unpatched
     assert unpatched[0] == (9 if code is TIDY else -getattr(signal, name))
 
@@ -139,7 +134,7 @@ def test_signals_arrive(way: Way, name: str, code: str) -> None:
 def signalled(words: Sequence[object], env: Dict[str, str], number: int) -> List[object]:
     command = [str(word) for word in words]
     process = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=signals.foreground
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=ranks.foreground
     )
     assert process.stdout is not None
     # It is the process that was started and no child of it, so whoever started it can signal and await it.
@@ -153,16 +148,16 @@ def signalled(words: Sequence[object], env: Dict[str, str], number: int) -> List
 SURVIVES = "import os, signal; os.kill(os.getpid(), signal.{}); print('survived')"
 
 
-@pytest.mark.parametrize("name", signals.FOREGROUND)
+@pytest.mark.parametrize("name", ranks.KEYBOARD)
 def test_a_signal_that_a_background_job_ignores_stays_ignored(way: Way, name: str) -> None:
     code = SURVIVES.format(name)
-    done = start(way.ours([], ["-c", code]), way.ours_env(), before=signals.background)
+    done = start(way.ours([], ["-c", code]), way.ours_env(), before=lambda: ranks.foreground(signal.SIG_IGN))
     assert (done.returncode, done.stdout, done.stderr) == (0, "survived\n", "")
 
 
 def test_a_signal_that_python_ignores_is_not_ignored_in_a_program(way: Way) -> None:
     if way.prefix:
-        done = start(way.ours([], ["sh", "-c", "kill -PIPE $$; echo survived"]), way.ours_env())
+        done = way.run(["sh", "-c", "kill -PIPE $$; echo survived"])
         assert (done.returncode, done.stdout) == (-signal.SIGPIPE, "")
 
 
@@ -178,12 +173,12 @@ def test_programs(way: Way, here: Path) -> None:
         [str(shell), "a"],
         ["python", "probe.py", "a"],
     ):
-        seen = look(start(way.ours([], rest), way.ours_env(), here))
+        seen = look(way.run(rest, here))
         assert (seen["armed"], seen["active"], seen["world"]["argv"]) == (1, True, ["probe.py", "a"])
     refused = here / "no_program"
     refused.write_bytes(b"\0\1\2")
     refused.chmod(0o755)
-    done = start(way.ours([], ["./no_program"]), way.ours_env(), here)
+    done = way.run(["./no_program"], here)
     assert done.returncode == 126 and done.stderr.startswith("ddpfix: ./no_program: ")
 
 
@@ -203,38 +198,33 @@ def test_the_users_own_sitecustomize_runs(way: Way, here: Path, tmp_path: Path) 
     path = os.pathsep.join([str(tmp_path), way.env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     more = {"WITNESS": str(witness), "PYTHONPATH": path}
     code = PROBE.replace("world = {", 'import sitecustomize\nworld = {"site": sitecustomize.__file__, ')
-    unpatched = look(start(way.unpatched([], ["-c", code]), way.unpatched_env(**more), here))
+    unpatched = look(way.plain(["-c", code], here, **more))
     assert witness.read_text(encoding="utf-8") == "mine\n"
     witness.unlink()
-    ours = look(start(way.ours([], ["-c", code]), way.ours_env(**more), here))
+    ours = look(way.run(["-c", code], here, **more))
     # The run command itself is an interpreter too, and starts with the same file.
     assert witness.read_text(encoding="utf-8") == "mine\n" * (2 if way.prefix else 1)
     assert ours["world"] == unpatched["world"] and ours["active"]
 
 
 def test_a_broken_sitecustomize_of_the_user_is_reported_as_without_us(way: Way, here: Path, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os\nif 'BREAK' in os.environ: raise ValueError('mine')\n", encoding="utf-8"
-    )
+    breaks = "import os\nif 'BREAK' in os.environ: raise ValueError('mine')\n"
+    (tmp_path / "sitecustomize.py").write_text(breaks, encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), way.env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     code = "import os; os.environ['BREAK'] = '1'; os.execv({!r}, [{!r}, '-c', 'pass'])".format(
         *[str(way.place.python)] * 2
     )
-    unpatched = start(way.unpatched([], ["-c", code]), way.unpatched_env(PYTHONPATH=path), here)
-    ours = start(way.ours([], ["-c", code]), way.ours_env(PYTHONPATH=path), here)
+    unpatched, ours = (run(["-c", code], here, PYTHONPATH=path) for run in (way.plain, way.run))
     assert "ValueError: mine" in unpatched.stderr
     assert (ours.returncode, ours.stderr.splitlines()[-1]) == (unpatched.returncode, unpatched.stderr.splitlines()[-1])
 
 
 def test_from_the_folder_of_the_checkout(unpatched: Place, here: Path) -> None:
-    from tests.activation.support import ROOT
-
-    done = unpatched.run("-m", "ddpfix", "run", here / "probe.py", "a", cwd=ROOT)
-    seen = look(done)
+    seen = look(unpatched.run("-m", "ddpfix", "run", here / "probe.py", "a", cwd=ROOT))
     plain = look(unpatched.run(here / "probe.py", "a", cwd=ROOT))
     assert seen["world"] == plain["world"] and seen["active"]
 
 
 def test_patches_is_not_a_module_of_its_own(way: Way, here: Path) -> None:
     code = "import torch, sys\ntry:\n    import patches\nexcept ImportError:\n    sys.exit(0)\nsys.exit(1)"
-    assert start(way.ours([], ["-c", code]), way.ours_env(), here).returncode == 0
+    assert way.run(["-c", code], here).returncode == 0

@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
-from tests.activation.support import ROOT, Place
+from tests.activation.support import ROOT, Finished, Place, start
 
 PROBE = """
 import json, os, sys
@@ -44,8 +44,27 @@ class Way:
     switch: Optional[str] = None
     console: bool = False
 
-    def unpatched(self, flags: Sequence[str], rest: Sequence[object]) -> List[object]:
-        return [self.place.python, *flags, *rest]
+    def plain(
+        self,
+        rest: Sequence[object],
+        here: Optional[Path] = None,
+        flags: Sequence[str] = (),
+        stdin: str = "",
+        **more: str,
+    ) -> Finished[str]:
+        """Run it without ddpfix; keywords are environment variables."""
+        return start([self.place.python, *flags, *rest], self.unpatched_env(**more), here, stdin)
+
+    def run(
+        self,
+        rest: Sequence[object],
+        here: Optional[Path] = None,
+        flags: Sequence[str] = (),
+        stdin: str = "",
+        **more: str,
+    ) -> Finished[str]:
+        """The same under ddpfix."""
+        return start(self.ours(flags, rest), self.ours_env(**more), here, stdin)
 
     def ours(self, flags: Sequence[str], rest: Sequence[object]) -> List[object]:
         first = [self.place.bin / "ddpfix"] if self.console else [self.place.python, *flags]

@@ -16,7 +16,7 @@ import pytest
 from ddpfix import __version__
 from ddpfix.cli.demo import story
 from ddpfix.cli.demo.job import UNFINISHED
-from tests.support import signals
+from tests.support import ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = pytest.mark.sampled(inside=False)
@@ -108,7 +108,7 @@ def test_without_the_cure_it_fails_and_shows_why(
     ],
 )
 def test_a_signal_ends_everything(number: signal.Signals, awaited: str, code: int, tmp_path: Path) -> None:
-    child = subprocess.Popen(COMMAND, start_new_session=True, preexec_fn=signals.foreground, **started(tmp_path))
+    child = subprocess.Popen(COMMAND, start_new_session=True, preexec_fn=ranks.foreground, **started(tmp_path))
     assert until(lambda: list(tmp_path.glob(awaited)) != [], 90)
     assert until(lambda: processes(tmp_path) != [], 10)
     child.send_signal(number)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Dict, List, Optional, Tuple
 
 from tests.harm.program import SCRIPTS, TORCHRUN, Program
-from tests.support import ports, ranks
+from tests.support import ranks
 
 # Seconds that a program may take, and that it may take under ddpfix once plain torch is done, on an idle machine.
 LIMIT, AFTER = 150.0, 30.0
@@ -120,7 +120,7 @@ class Job:
         self.program, self.mode, self.folder, self.begun = program, mode, folder, time.monotonic()
         self.runs = [Run() for _ in range(1 if program.launcher == TORCHRUN else program.ranks)]
         self._processes: List[Any] = []
-        port = ports.free_port()
+        port = ranks.free_port()
         for name in ("work", "tmp", "logs"):
             (folder / name).mkdir(parents=True)
         settings = {"DDPFIX": "1", **program.settings} if mode == "ddpfix" else {}

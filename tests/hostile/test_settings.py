@@ -83,16 +83,12 @@ def test_a_table_of_any_kind(tmp_path: Path, text: str) -> None:
     read(folder=tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "bytes", "circle"])
+@pytest.mark.parametrize("kind", [*values.ODD, "bytes"])
 def test_a_pyproject_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "pyproject.toml"
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "folder":
-        file.mkdir()
-    elif kind == "bytes":
+    if kind == "bytes":
         file.write_bytes(b"[tool.ddpfix]\n\xff\xfe")
     else:
-        file.symlink_to("/dev/zero" if kind == "device" else file)
+        values.put_odd(file, kind)
     use(settings.read({}, PATCHES))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -105,18 +104,10 @@ def test_tricks_of_json(tmp_path: Path, content: bytes) -> None:
     look(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "circle"])
+@pytest.mark.parametrize("kind", values.ODD)
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
-    write(tmp_path / "t", LINES[:1])
-    file = tmp_path / "t" / "rank-00000.jsonl"
-    file.unlink(missing_ok=True)
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "folder":
-        file.mkdir()
-    else:
-        file.symlink_to("/dev/zero" if kind == "device" else file)
-    look(tmp_path / "t")
+    values.put_odd(tmp_path / "rank-00000.jsonl", kind)
+    look(tmp_path)
 
 
 def test_names_of_folders_and_ranks(tmp_path: Path) -> None:

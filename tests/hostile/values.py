@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any, Dict, List
 
 from hypothesis import HealthCheck, settings
@@ -64,6 +66,19 @@ values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts, inner, max_size=4)),
     max_leaves=8,
 )
+
+
+# What is no file.
+ODD = ("pipe", "device", "folder", "circle")
+
+
+def put_odd(file: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else file)
 
 
 def commands(text: str) -> Dict[str, int]:

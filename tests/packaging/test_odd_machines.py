@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
@@ -67,42 +66,27 @@ def train(python: Sequence[object], folder: Path, env: Dict[str, str], auto: str
     return [(folder / f"out.{rank}").read_text(encoding="utf-8") for rank in range(2)]
 
 
-@pytest.fixture(scope="module")
-def real_bare(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Place:
-    """The installed wheel, with torch and all else of the running environment on the path."""
-    place = support.new_place(tmp_path_factory.mktemp("odd"))
-    support.install_wheel(place, wheel)
-    place.link(packages())
-    return place
-
-
-def packages() -> Path:
-    spec = find_spec("torch")
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent.parent
-
-
 @LONG
-def test_spawned_ranks_train_and_without_ddpfix_they_do_not(real_bare: Place, tmp_path: Path) -> None:
-    stock = train([real_bare.python], tmp_path, real_bare.env(), auto="os")
+def test_spawned_ranks_train_and_without_ddpfix_they_do_not(real: Place, tmp_path: Path) -> None:
+    stock = train([real.python], tmp_path, real.env(), auto="os")
     assert any("Expected to have finished reduction" in text for text in stock), stock
-    assert train([real_bare.python], tmp_path, real_bare.env()) == [GRADIENTS] * 2
+    assert train([real.python], tmp_path, real.env()) == [GRADIENTS] * 2
 
 
 @LONG
 @pytest.mark.parametrize("flags", [["-O"], ["-OO"], ["-W", "error"], ["-X", "dev"]], ids=" ".join)
-def test_flags_of_the_interpreter(flags: List[str], real_bare: Place, tmp_path: Path) -> None:
+def test_flags_of_the_interpreter(flags: List[str], real: Place, tmp_path: Path) -> None:
     if "-W" in flags:
         # What torch itself warns of, as a program without ddpfix shows, is none of ours.
-        done = real_bare.run(*flags, "-c", "import torch, torch.nn.parallel, torch.multiprocessing")
+        done = real.run(*flags, "-c", "import torch, torch.nn.parallel, torch.multiprocessing")
         assert done.returncode == 0, f"NOT TRIED: torch alone does not import under -W error: {done.stderr}"
     for code in ("import ddpfix.auto, torch.nn.parallel", "import ddpfix.auto, torch; import ddpfix.cli.main"):
-        done = real_bare.run(*flags, "-c", code)
+        done = real.run(*flags, "-c", code)
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-    support.succeed([real_bare.python, *flags, "-m", "ddpfix", "plan"], real_bare.env(), tmp_path)
-    run = [real_bare.python, *flags, "-m", "ddpfix", "run", "-c", "import ddpfix, torch; print(ddpfix.report().active)"]
-    assert support.succeed(run, real_bare.env(), tmp_path) == "True\n"
-    assert train([real_bare.python, *flags], tmp_path, real_bare.env()) == [GRADIENTS] * 2
+    support.succeed([real.python, *flags, "-m", "ddpfix", "plan"], real.env(), tmp_path)
+    run = [real.python, *flags, "-m", "ddpfix", "run", "-c", "import ddpfix, torch; print(ddpfix.report().active)"]
+    assert support.succeed(run, real.env(), tmp_path) == "True\n"
+    assert train([real.python, *flags], tmp_path, real.env()) == [GRADIENTS] * 2
 
 
 @LONG
@@ -111,14 +95,14 @@ def test_flags_of_the_interpreter(flags: List[str], real_bare: Place, tmp_path: 
     [ASCII, {"HOME": None}, {"HOME": "/nonexistent"}, {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null"}],
     ids=["ascii", "no home", "no such home", "a home that is no folder"],
 )
-def test_a_bare_environment(more: Dict[str, Optional[str]], real_bare: Place, tmp_path: Path) -> None:
-    env = real_bare.env(**more)
+def test_a_bare_environment(more: Dict[str, Optional[str]], real: Place, tmp_path: Path) -> None:
+    env = real.env(**more)
     for words in (["plan"], ["plan", "--all"], ["plan", "--json"], ["explain", "torch.flag"], ["doctor", "--json"]):
-        done = support.start([real_bare.python, "-m", "ddpfix", *words], env, tmp_path)
+        done = support.start([real.python, "-m", "ddpfix", *words], env, tmp_path)
         assert "Traceback" not in done.stderr and done.stdout, (words, done.stderr)
         if more is ASCII:
             assert done.stdout.isascii() and done.stderr.isascii(), words
-    assert train([real_bare.python], tmp_path, env) == [GRADIENTS] * 2
+    assert train([real.python], tmp_path, env) == [GRADIENTS] * 2
 
 
 def test_without_rich_a_process_is_patched_and_a_command_says_what_to_install(installed: Place, tmp_path: Path) -> None:
@@ -202,7 +186,7 @@ print(before, found > 150)
 
 @LONG
 @pytest.mark.parametrize("system", ["win32", "darwin"])
-def test_no_call_of_this_system_alone_on_the_import_path(system: str, real_bare: Place, tmp_path: Path) -> None:
+def test_no_call_of_this_system_alone_on_the_import_path(system: str, real: Place, tmp_path: Path) -> None:
     """As far as it can be shown here: every module is imported, and a rank trains, without what Windows lacks."""
-    done = real_bare.run("-c", WINDOWS, system, cwd=tmp_path)
+    done = real.run("-c", WINDOWS, system, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr

@@ -14,7 +14,7 @@ from torch import distributed
 from ddpfix.exchange import rendezvous
 from ddpfix.exchange.connection import Connection, StoreLostError
 from ddpfix.groups import internals
-from tests.support.ports import free_port
+from tests.support.ranks import free_port
 
 pytestmark = pytest.mark.patches("torch.failures", "torch.hang")
 SERVER = (

@@ -14,7 +14,7 @@ import pytest
 from torch import distributed
 
 from tests.support import ranks
-from tests.support.ports import free_port
+from tests.support.ranks import free_port
 
 pytestmark = [pytest.mark.patches("torch.agreement"), pytest.mark.sampled(inside=False, cells=True)]
 

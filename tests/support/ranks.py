@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,14 +14,41 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from tests.support.ports import free_port
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The code of a command that ran past its limit, as the program `timeout` has it.
 OVERDUE = 124
 # What C++ prints where a process ends while a thread of gloo lets go of its last work (pytorch issue 190489): one job
 # in fifteen on two busy cores, in plain torch.
 ENDED_BY_GLOO = "terminate called without an active exception"
+
+
+# Below the ports that systems give to clients. A client of torch 2.0 tries again at once while nobody listens yet, and
+# a connection from a port of the system's choice to that same port connects to itself: then the ranks never meet.
+_FIRST, _LAST = 15000, 32000
+# What the keyboard sends to a program in the foreground.
+KEYBOARD = ("SIGINT", "SIGQUIT")
+
+
+def free_port() -> int:
+    """A port that nobody has, and that no client gets by chance."""
+    # A generator of its own: that of the program is seeded.
+    draws = random.SystemRandom()
+    for _ in range(100):
+        port = draws.randint(_FIRST, _LAST)
+        with socket.socket() as taken, contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no free port between {_FIRST} and {_LAST}")
+
+
+def foreground(reaction: Any = signal.SIG_DFL) -> None:
+    """For ``preexec_fn``: the child reacts to the keyboard's signals as a program in the foreground does.
+
+    A shell without job control starts its background jobs (CI's, and any under nohup) with these signals ignored, and
+    what is ignored stays so in every child.
+    """
+    for name in KEYBOARD:
+        signal.signal(getattr(signal, name), reaction)
 
 
 def environment(more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:

@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
-from tests.support.ports import free_port
+from tests.support.ranks import free_port
 
 # Of this process; none before it has become a rank.
 RANK = -1

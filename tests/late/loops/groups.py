@@ -11,7 +11,7 @@ from torch import distributed
 from tests.late.loops.kinds import UNFINISHED, kind
 from tests.late.loops.loop import Loop, sgd
 from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
-from tests.support.ports import free_port
+from tests.support.ranks import free_port
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
