@@ -40,6 +40,12 @@ def test_a_part_that_is_missing_or_of_another_kind_is_refused(name: str) -> None
         assert found is None or isinstance(found[0], Matrix)
     del whole[name]
     assert compiled.of(sealed(json.dumps(whole).encode())) is None
+    whole = json.loads(FILE.read_bytes().split(b"\n")[2])
+    assert compiled.of(sealed(json.dumps(whole).encode())) is not None
+    whole["patches"][0]["colour"] = "red"
+    assert compiled.of(sealed(json.dumps(whole).encode())) is None
+    # Damaged, and still JSON of the right shape: its rows are read later.
+    assert compiled.of(FILE.read_bytes().replace(b'"status":"cured"', b'"status":"cursed"', 1)) is None
 
 
 def test_rows_are_made_when_they_are_first_read() -> None:
@@ -49,17 +55,6 @@ def test_rows_are_made_when_they_are_first_read() -> None:
         rows.of("torch.finalize") and list(rows._made) == ["torch.finalize"] and len(rows._made["torch.finalize"]) == 1
     )
     assert rows.of("torch.flag")[0] is rows.of("torch.flag")[0] and rows.of("no.such") == []
-
-
-def test_one_of_another_shape_is_refused() -> None:
-    whole = json.loads(FILE.read_bytes().split(b"\n")[2])
-    whole["patches"][0]["colour"] = "red"
-    assert compiled.of(sealed(json.dumps(whole).encode())) is None
-
-
-def test_a_damaged_one_is_refused() -> None:
-    """Also where it is still JSON of the right shape: its rows are read later."""
-    assert compiled.of(FILE.read_bytes().replace(b'"status":"cured"', b'"status":"cursed"', 1)) is None
 
 
 @pytest.mark.parametrize("code", ["os:system", "..os:system", "common.lines:x", "a/../b:c"])

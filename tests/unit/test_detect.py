@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import pytest
 
+from ddpfix import engine
 from ddpfix.matrix import detect, loader, model
 from ddpfix.matrix.model import Mark
 
@@ -56,11 +57,9 @@ def test_the_first_mark_that_holds_decides(files: Dict[str, str], version: str, 
     assert "ddpfix_kit" not in sys.modules
 
 
-def test_a_package_that_is_not_there_is_none(home: Path) -> None:
+def test_a_package_that_is_not_there_is_none_and_a_single_module_unknown(home: Path) -> None:
     assert detect.recognise("ddpfix_kit", MARKS) is None
-
-
-def test_a_single_module_is_found_and_unknown(home: Path) -> None:
+    importlib.invalidate_caches()
     (home / "ddpfix_kit.py").write_text(CORE)
     assert detect.recognise("ddpfix_kit", MARKS) == detect.UNRECOGNISED
 
@@ -128,10 +127,34 @@ def test_a_namespace_is_patched_when_its_leaf_is_imported(init: Sequence[str], t
     assert lines == ["[]", "2 ['1.5']", "1.5 applied 1", "1"]
 
 
-def test_what_the_package_imports_itself_waits_for_its_end(tmp_path: Path) -> None:
-    package(tmp_path, {"utils/core.py": CLASS, "__init__.py": "from .utils.core import Core\nfirst = Core().run()\n"})
-    lines = child("import ddpfix_kit\nprint(ddpfix_kit.first, ddpfix_kit.Core().run())\n", [tmp_path])
-    assert lines == ["1 2"]
+OTHERS = [
+    # What the package imports itself waits for its end.
+    (
+        {"utils/core.py": CLASS, "__init__.py": "from .utils.core import Core\nfirst = Core().run()\n"},
+        "import ddpfix_kit\nprint(ddpfix_kit.first, ddpfix_kit.Core().run())\n",
+        ["1 2"],
+    ),
+    # What was imported before is recognised.
+    (
+        {"utils/core.py": CLASS},
+        "engine.deactivate()\nfrom ddpfix_kit.utils.core import Core\nprint(Core().run())\n"
+        "engine.activate()\nprint(Core().run())\n",
+        ["1", "2"],
+    ),
+    # An unknown package is left alone with one line.
+    (
+        {"utils/core.py": CLASS.replace("Core", "Other")},
+        "import ddpfix_kit.utils.core, ddpfix_kit.utils\nfound = engine.report()\n"
+        "print(found.toolkits['ddpfix_kit'], found.patches[0].state)\n",
+        ["ddpfix: the package ddpfix_kit is not a known release: it is left unchanged", "unrecognised skip"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "code", "lines"), OTHERS, ids=["imports itself", "before", "unknown"])
+def test_a_package_that_is(files: Dict[str, str], code: str, lines: List[str], tmp_path: Path) -> None:
+    package(tmp_path, files)
+    assert child(code, [tmp_path]) == lines
 
 
 def test_a_path_that_is_extended_later_counts(tmp_path: Path) -> None:
@@ -145,30 +168,7 @@ def test_a_path_that_is_extended_later_counts(tmp_path: Path) -> None:
     assert lines == ["none [None]", "None", "2"]
 
 
-def test_what_was_imported_before_is_recognised(tmp_path: Path) -> None:
-    package(tmp_path, {"utils/core.py": CLASS})
-    lines = child(
-        "engine.deactivate()\nfrom ddpfix_kit.utils.core import Core\nprint(Core().run())\n"
-        "engine.activate()\nprint(Core().run())\n",
-        [tmp_path],
-    )
-    assert lines == ["1", "2"]
-
-
-def test_an_unknown_package_is_left_alone_with_one_line(tmp_path: Path) -> None:
-    package(tmp_path, {"utils/core.py": CLASS.replace("Core", "Other")})
-    lines = child(
-        "import ddpfix_kit.utils.core, ddpfix_kit.utils\nfound = engine.report()\n"
-        "print(found.toolkits['ddpfix_kit'], found.patches[0].state)\n",
-        [tmp_path],
-    )
-    line = "ddpfix: the package ddpfix_kit is not a known release: it is left unchanged"
-    assert lines == [line, "unrecognised skip"]
-
-
 def test_marks_are_not_checked_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ddpfix import engine
-
     def fail(*args: Any) -> None:
         raise AssertionError("recognised")
 

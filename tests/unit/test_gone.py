@@ -33,6 +33,9 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for key, instead in KINDS.items():
         monkeypatch.setitem(gone.GONE, key, instead)
     monkeypatch.setattr(ddpfix, "_GONE", (*ddpfix._GONE, "example"))
+    # A setting and a patch that had other names.
+    monkeypatch.setitem(gone.RENAMED, "DDPFIX_SEEDS", "DDPFIX_SEED")
+    monkeypatch.setitem(gone.RENAMED, "torch.stuck", "torch.hang")
     yield
 
 
@@ -40,27 +43,19 @@ def _line(key: str, shown: str = "") -> str:
     return f"{shown or key} was removed in 1.1.0: {gone.GONE[key]}"
 
 
-def _is_setting(key: str) -> bool:
-    return not key.startswith("ddpfix")
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_an_entry_is_short_and_names_nothing_that_exists(name: str) -> None:
+def test_an_entry_is_short_names_nothing_that_exists_and_is_explained(name: str, capsys: Any) -> None:
     assert len(_line(name)) <= 240 and not gone.GONE[name].endswith(".")
     known = {*loader.load().patches, *(setting.variable for setting in settings.SETTINGS)}
     assert name not in known
     assert name.rpartition("ddpfix ")[2] not in cli._COMMANDS
     assert name.rpartition("ddpfix.")[2] not in ddpfix.__all__
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_explain_answers_each_name(name: str, capsys: Any) -> None:
     for word in {name, name.replace("ddpfix ", "")}:
         assert cli.main(["explain", word]) == 0
         assert capsys.readouterr() == ("", f"ddpfix: {_line(name)}\n")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if _is_setting(name)])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("ddpfix")])
 @pytest.mark.parametrize("value", ["0", "1", "anything"])
 def test_a_setting_or_switch_changes_nothing(name: str, value: str, tmp_path: Path) -> None:
     patches = loader.load().patches
@@ -78,18 +73,11 @@ def test_a_setting_or_switch_changes_nothing(name: str, value: str, tmp_path: Pa
         assert (found.values, found.switches, found.sources) == (plain.values, plain.switches, plain.sources)
 
 
-@pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A setting and a patch that had other names."""
-    monkeypatch.setitem(gone.RENAMED, "DDPFIX_SEEDS", "DDPFIX_SEED")
-    monkeypatch.setitem(gone.RENAMED, "torch.stuck", "torch.hang")
-
-
 def _renamed(shown: str, now: str) -> str:
     return f"{shown} was renamed in 1.1.0, and works until 1.2.0: use {now}"
 
 
-def test_a_renamed_setting_or_switch_works(names: None) -> None:
+def test_a_renamed_setting_or_switch_works() -> None:
     patches = loader.load().patches
     for word in ("0", "off"):
         found = settings.read({"torch_stuck": "force"}, patches, {"DDPFIX_TORCH_STUCK": word})
@@ -104,25 +92,26 @@ def test_a_renamed_setting_or_switch_works(names: None) -> None:
         settings.read({}, patches, {"DDPFIX_SEEDS": "x"})
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_where_both_names_are_set_the_new_one_counts(names: None, turned: bool) -> None:
-    both = {"DDPFIX_SEEDS": "4", "DDPFIX_SEED": "5"}
-    environ = dict(reversed(list(both.items()))) if turned else both
-    assert settings.read({}, loader.load().patches, environ)["seed"] == "5"
+@pytest.mark.parametrize(
+    ("name", "value", "given"),
+    [
+        ("seed", "5", {"DDPFIX_SEEDS": "4", "DDPFIX_SEED": "5"}),
+        # A job that asked for an error keeps it.
+        ("divergence", "error", {"DDPFIX_DRIFT": "error", "DDPFIX_DRIFT_STEPS": "50"}),
+        ("divergence", "50", {"DDPFIX_DRIFT_STEPS": "50"}),
+    ],
+)
+def test_which_of_two_names_counts(name: str, value: str, given: Dict[str, str]) -> None:
+    for both in (given, dict(reversed(list(given.items())))):
+        keywords = {variable[len("DDPFIX_") :].lower(): text for variable, text in both.items()}
+        for found in (
+            settings.read({}, loader.load().patches, both),
+            settings.read(keywords, loader.load().patches, {}),
+        ):
+            assert found[name] == value
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_job_that_asked_for_an_error_keeps_it(turned: bool) -> None:
-    both = [("DDPFIX_DRIFT", "error"), ("DDPFIX_DRIFT_STEPS", "50")]
-    given = dict(reversed(both) if turned else both)
-    patches = loader.load().patches
-    assert settings.read({}, patches, given)["divergence"] == "error"
-    keywords = {variable[len("DDPFIX_") :].lower(): value for variable, value in given.items()}
-    assert settings.read(keywords, patches, {})["divergence"] == "error"
-    assert settings.read({}, patches, {"DDPFIX_DRIFT_STEPS": "50"})["divergence"] == "50"
-
-
-def test_a_renamed_option_and_a_renamed_patch_are_answered(names: None, capsys: Any) -> None:
+def test_a_renamed_option_and_a_renamed_patch_are_answered(capsys: Any) -> None:
     words, _ = cli._split(["plan", "--seeds", "7"])
     assert cli._parser().parse_args(words).seed == "7"
     assert capsys.readouterr() == ("", f"ddpfix: {_renamed('--seeds', 'DDPFIX_SEED')}\n")
@@ -161,13 +150,6 @@ def test_a_removed_option_is_not_offered(capsys: Any) -> None:
     assert "example" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("ddpfix.")])
-def test_a_name_of_the_package(name: str) -> None:
-    with pytest.raises(AttributeError) as caught:
-        getattr(ddpfix, name[len("ddpfix.") :])
-    assert str(caught.value) == _line(name)
-
-
 def test_plan_and_doctor_show_the_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("DDPFIX_EXAMPLE", "1")
     assert cli.main(["plan"]) == 0
@@ -192,7 +174,11 @@ def test_a_job_has_the_line_once_and_is_activated() -> None:
     assert not subprocess.run([sys.executable, "-c", code], env=quiet, capture_output=True, check=True).stderr
 
 
-def test_the_docs_have_the_table() -> None:
+def test_the_package_and_the_docs_have_the_lines() -> None:
+    for name in [name for name in NAMES if name.startswith("ddpfix.")]:
+        with pytest.raises(AttributeError) as caught:
+            getattr(ddpfix, name[len("ddpfix.") :])
+        assert str(caught.value) == _line(name)
     text = (readme.DOCS / "usage.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` | {gone.GONE[name]} |" in text for name in NAMES if name not in KINDS)
 

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
 
@@ -89,7 +89,8 @@ def test_the_table_says_in_words_what_each_fix_does(
     assert "--all" in output
 
 
-def test_every_fix_says_what_it_does_in_few_words() -> None:
+def test_every_fix_says_what_it_does_in_few_words_and_every_decision_has_a_style() -> None:
+    assert set(plan._STYLES) == set(DECISIONS)
     for patch in loader.load().patches.values():
         assert patch.does[:1].islower() and len(patch.does) <= 100 and patch.does[-1] != ".", patch
 
@@ -122,10 +123,6 @@ def test_the_plan_has_a_line_or_two_for_each_fix(versions: Dict[str, Any], capsy
     assert len(applied) > 50 and all(any(f" {name} " in line for line in output) for name in applied)
 
 
-def test_no_style_is_missing() -> None:
-    assert set(plan._STYLES) == set(DECISIONS)
-
-
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain.explain("transformers.recording") == 0
     output = capsys.readouterr().out
@@ -141,23 +138,18 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert "used when DDPFIX_UNUSED is auto or find" in shown.replace("\n", " ")
 
 
-def test_explain_of_an_unknown_patch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_misspelt_is_answered_with_what_is_near(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain.explain("torch.falg") == 2
     output = capsys.readouterr().err
     assert "no fix is called 'torch.falg'" in output and "lists them; did you mean torch.flag, " in output
     for unlike in ("x", ""):
         assert explain.explain(unlike) == 2
         assert capsys.readouterr().err.endswith("python -m ddpfix plan --all lists them\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "asked"),
-    [(["plan", "--lyaerdrop", "off"], "did you mean --layerdrop"), (["doctro"], "did you mean doctor?")],
-)
-def test_an_option_or_command_that_is_misspelt(words: List[str], asked: str, capsys: Any) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 2 and asked in capsys.readouterr().err
+    # Of an option, and of a command.
+    for words, asked in (["plan", "--lyaerdrop", "off"], "mean --layerdrop"), (["doctro"], "mean doctor?"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        assert ended.value.code == 2 and f"did you {asked}" in capsys.readouterr().err
 
 
 def test_help_has_defaults_and_accepted_values(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,10 +70,7 @@ def test_tested_means_that_this_release_was_run(version: str, tested: bool) -> N
     decision = decide(FIX, version)
     assert (decision.action, decision.tested, decision.forced) == (State.APPLY, tested, False)
     assert decision.row is FIX.rows[0] and (decision.reason == "why >=1.0,<1.5") == tested
-
-
-def test_a_release_candidate_at_a_boundary_is_in_no_row() -> None:
-    """It is before 1.5, and "<1.5" leaves it out as well: there is no decision about it."""
+    # A candidate at a boundary is before 1.5, and "<1.5" leaves it out as well: there is no decision about it.
     assert decide(FIX, "1.5.0rc1").action == State.SKIP
 
 
@@ -144,14 +141,11 @@ def test_one_line_about_a_release_that_was_not_tested(version: str, wish: str, t
     )
 
 
-def test_force_applies_the_row_of_the_neighbour() -> None:
+def test_force_applies_the_row_of_the_neighbour_and_changes_nothing_inside() -> None:
     decision = decide(FIX, "2.0.1", DDPFIX_KIT_FIX="force")
     assert (decision.action, decision.forced, decision.tested) == (State.APPLY, True, False)
     assert decision.row is FIX.rows[1]
     assert "2.0.1" in decision.reason and "1.9.3" in decision.reason
-
-
-def test_force_changes_nothing_inside() -> None:
     assert decide(FIX, "1.4.0", DDPFIX_KIT_FIX="force") == decide(FIX, "1.4.0")
     for force in ("1", "force"):
         assert decide(FIX, "0.9.1", DDPFIX_KIT_FIX=force).action == State.NOT_AFFECTED
@@ -209,11 +203,9 @@ def test_an_absent_toolkit() -> None:
 
 
 def test_a_switch_wins_over_arguments() -> None:
-    environ = {"DDPFIX_KIT_FIX": "0"}
     for argument in ("1", "force"):
-        (decision,) = resolve.resolve(
-            FIX, {"kit": "1.4.0", "torch": "2.13.0"}, settings_of({"kit_fix": argument}, **environ)
-        )
+        chosen = settings_of({"kit_fix": argument}, DDPFIX_KIT_FIX="0")
+        (decision,) = resolve.resolve(FIX, {"kit": "1.4.0", "torch": "2.13.0"}, chosen)
         assert (decision.action, decision.reason) == (State.OFF, "switched off by DDPFIX_KIT_FIX")
 
 

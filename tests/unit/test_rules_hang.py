@@ -115,6 +115,7 @@ IN, ALSO_IN, BEHIND = (
 IN_EPOCH, BEHIND_IN_EPOCH = (
     (("/home/train.py", "main", line, around),) for line, around in ((6, ((2, 10), (4, 8))), (9, ((2, 10),)))
 )
+LATE_EPOCH = at(1, facts.EVALUATION, 7, 2, loops=BEHIND_IN_EPOCH)
 PAST = "Rank 1 is past the loop of train.py:4, which ranks 0 and 2 are still in. "
 EARLY = "Did the loop end earlier on some ranks"
 
@@ -126,18 +127,8 @@ EARLY = "Did the loop end earlier on some ranks"
         (at(1, facts.OTHER, 7, 2, loops=BEHIND), {"loops": IN, "loads": 1}, waiting.UNEVEN, PAST + "Uneven data?"),
         (at(1, facts.COLLECTIVE, 8, 2, loops=BEHIND), {"loops": IN}, waiting.UNEVEN, PAST + EARLY),
         # In an epoch that may be another one, or is the same.
-        (
-            at(1, facts.EVALUATION, 7, 2, loops=BEHIND_IN_EPOCH),
-            {"loops": IN_EPOCH},
-            waiting.EVALUATION,
-            "on some ranks",
-        ),
-        (
-            at(1, facts.EVALUATION, 7, 2, loops=BEHIND_IN_EPOCH, epoch=1),
-            {"loops": IN_EPOCH, "epoch": 1},
-            waiting.UNEVEN,
-            PAST + EARLY,
-        ),
+        (LATE_EPOCH, {"loops": IN_EPOCH}, waiting.EVALUATION, "on some ranks"),
+        (LATE_EPOCH._replace(epoch=1), {"loops": IN_EPOCH, "epoch": 1}, waiting.UNEVEN, PAST + EARLY),
         # In the body of the loop that the others are in, the end of the loop is no cause.
         (
             at(1, facts.COLLECTIVE, call="barrier", loops=ALSO_IN),
@@ -229,22 +220,21 @@ def test_ranks_that_are_gone_or_stopped_come_first() -> None:
     assert found is not None and found.ranks == [1]
 
 
+REACHED = "has reached the end of its program after step"
+
+
+def silent(process: str = "", end: Optional[facts.End] = None) -> facts.SilentRank:
+    return facts.SilentRank(3, facts.SILENT if end is None else facts.LEFT, process, end=end)
+
+
 @pytest.mark.parametrize(
     ("absent", "kind", "told"),
     [
-        (facts.SilentRank(3, facts.SILENT), waiting.ABSENT, "rank 3 does not answer: ddpfix is not active there"),
-        (facts.SilentRank(3, facts.SILENT, "process 7 on x"), waiting.ABSENT, "rank 3 does not answer: process 7 on x"),
-        (facts.SilentRank(3, facts.LEFT, end=facts.End(3, facts.LEFT)), waiting.ABSENT, "rank 3 has left its process"),
-        (
-            facts.SilentRank(3, facts.LEFT, end=facts.End(3, facts.FAILED, "rank 3 failed: E")),
-            waiting.ABSENT,
-            "rank 3 has failed;",
-        ),
-        (
-            facts.SilentRank(3, facts.LEFT, end=facts.End(3, facts.EXITED, step=2)),
-            waiting.UNEVEN,
-            "rank 3 has reached the end of its program after step 2;",
-        ),
+        (silent(), waiting.ABSENT, "rank 3 does not answer: ddpfix is not active there"),
+        (silent("process 7 on x"), waiting.ABSENT, "rank 3 does not answer: process 7 on x"),
+        (silent(end=facts.End(3, facts.LEFT)), waiting.ABSENT, "rank 3 has left its process"),
+        (silent(end=facts.End(3, facts.FAILED, "rank 3 failed: E")), waiting.ABSENT, "rank 3 has failed;"),
+        (silent(end=facts.End(3, facts.EXITED, step=2)), waiting.UNEVEN, f"rank 3 {REACHED} 2;"),
     ],
 )
 def test_a_rank_that_does_not_answer(absent: facts.SilentRank, kind: str, told: str) -> None:

@@ -6,55 +6,47 @@ The toolkits with environments of their own are looked at in their folders, by `
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Iterator
+from typing import Dict, Iterator
 
 import pytest
 
 import ddpfix
+from ddpfix import engine
+from ddpfix.patching.site import Site
 from tests.support import targets, undo
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
-def active() -> Iterator[None]:
+def sites() -> Iterator[Dict[str, Site]]:
     ddpfix.deactivate()
     ddpfix.activate(log="warning")
-    undo.imported(["torch"])
+    undo.imported(["torch", *undo.targets("torch")])
     undo.open_gate()
-    yield
+    current = engine.current()
+    assert current is not None
+    yield current.sites
     ddpfix.deactivate()
 
 
 @pytest.mark.parametrize("toolkit", ["torch", "transformers", "accelerate"])
-def test_the_matrix_lists_what_is_changed(active: None, toolkit: str) -> None:
+def test_the_matrix_lists_what_is_changed(sites: Dict[str, Site], toolkit: str) -> None:
     undo.imported(undo.targets(toolkit))
     import_module("transformers.models.wav2vec2.modeling_wav2vec2")
     assert targets.differences(toolkit) == []
 
 
-def test_a_place_that_is_not_listed_is_found(active: None) -> None:
-    from ddpfix import engine
-
-    undo.imported(undo.targets("torch"))
-    current = engine.current()
-    assert current is not None
-    site = current.sites["torch.reentrant"]
-    site.wrap(
-        import_module("torch.utils.checkpoint"), "checkpoint", lambda wrapped, _, args, kwargs: wrapped(*args, **kwargs)
-    )
+def test_a_place_that_is_not_listed_is_found(sites: Dict[str, Site]) -> None:
+    module = import_module("torch.utils.checkpoint")
+    sites["torch.reentrant"].wrap(module, "checkpoint", lambda wrapped, _, args, kwargs: wrapped(*args, **kwargs))
     assert targets.differences("torch") == [
         "torch.reentrant changes torch.utils.checkpoint:checkpoint, which the matrix does not list"
     ]
 
 
-def test_a_target_at_which_nothing_is_done_is_found(active: None) -> None:
-    from ddpfix import engine
-
-    undo.imported(undo.targets("torch"))
-    current = engine.current()
-    assert current is not None
-    records = current.sites["torch.fsdp"].records
+def test_a_target_at_which_nothing_is_done_is_found(sites: Dict[str, Site]) -> None:
+    records = sites["torch.fsdp"].records
     while records:
         records.pop().undo([])
     wrapper = "torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel.forward"

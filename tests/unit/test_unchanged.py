@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
-import linecache
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Callable, Dict, List, Tuple
 
 import pytest
@@ -210,23 +208,6 @@ def test_formatting_does_not_count_and_code_does() -> None:
 def test_subscripts_of_python_3_8_are_those_of_today() -> None:
     old = ast.Subscript(ast.Name("x"), ast.Index(ast.Constant(0)))  # type: ignore[call-arg, arg-type]
     assert source_hash.canonical(old) == source_hash.canonical(ast.parse("x[0]", mode="eval").body)
-
-
-def made(text: str) -> ModuleType:
-    """A module with this source."""
-    file = f"<made {len(text)}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    module = ModuleType("made")
-    exec(compile(text, file, "exec"), vars(module))
-    return module
-
-
-def test_the_code_of_a_place_is_not_its_formatting() -> None:
-    one = made("def f(a):\n    return a + 1\n")
-    same = made('def f(a: int) -> int:\n    """One."""\n    return (a\n      + 1)\n')
-    other = made("def f(a):\n    return a + 2 \n")
-    assert source_hash.of_place(one, "f") == source_hash.of_place(same, "f") is not None
-    assert source_hash.of_place(one, "f") != source_hash.of_place(other, "f")
 
 
 def test_what_has_no_source_has_no_hash_but_that_of_its_class() -> None:
