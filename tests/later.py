@@ -38,7 +38,6 @@ LATER: Dict[str, int] = {
     "late/test_divergence::test_ranks_that_differ_say_so_and_equal_ones_do_not": 1,
     "late/test_symptoms": 0,
     "late/test_symptoms::test_each_row_has_its_test": 1,
-    "late/test_unaveraged": 0,
     "late/test_short_runs": 0,
     "ranks/test_apart": 0,
     "ranks/test_apart::test_a_short_run_that_was_never_averaged_hears_of_it_at_its_end": 1,
@@ -51,7 +50,6 @@ LATER: Dict[str, int] = {
     "ranks/test_time_limits": 0,
     # What it costs, and what no user meets.
     "adding/test_page": 0,
-    "late/test_cuda_calls": 0,
     "late/test_pipeline": 0,
     "late/test_slow_store": 0,
     "late/test_reads": 0,

@@ -50,11 +50,7 @@ def missing() -> str:
 
 
 def built(folder: Path) -> Path:
-    """The library; compiled (half a minute) where the folder has none of this source and this torch.
-
-    Args:
-        folder: where it stays for the next run.
-    """
+    """The library, which is compiled (half a minute) where the folder has none of this source and this torch."""
     key = hashlib.sha1(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:12]
     made = folder / f"{NAME}.{key}.so"
     if made.exists():

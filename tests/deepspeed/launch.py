@@ -16,32 +16,19 @@ ENVIRON = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
 
 @dataclass
 class Scenario(scenario.Scenario):
-    """One training run beside a reference that has no DeepSpeed, no LayerDrop and no ddpfix.
+    """One training run beside a reference that has no DeepSpeed, no LayerDrop and no ddpfix."""
 
-    Attributes:
-        stage: of ZeRO, 0 to 3.
-        model: "own", or an entry of the zoo.
-        accum: micro-batches a step.
-        reentrant: whether layers are checkpointed.
-        evaluated: whether the model is evaluated before each step, on one rank once more than on the other.
-        looks: whether the first rank runs one forward alone before all train.
-        grouped: whether DeepSpeed is told of groups (an ``mpu``).
-        told: whether transformers knows of ZeRO 3, as its Trainer tells it.
-        equal: whether the ranks draw the same numbers, as programs do that set one seed on all ranks.
-        layerdrop: of ``ddpfix.activate``; None is the unpatched toolkit.
-    """
-
-    stage: int = 1
-    model: str = "bart"
+    stage: int = 1  # of ZeRO, 0 to 3
+    model: str = "bart"  # "own", or an entry of the zoo
     rate: float = 0.5
-    accum: int = 1
-    reentrant: bool = False
-    evaluated: bool = False
-    looks: bool = False
-    grouped: bool = False
-    told: bool = False
-    equal: bool = False
-    layerdrop: Optional[str] = None
+    accum: int = 1  # micro-batches a step
+    reentrant: bool = False  # whether layers are checkpointed
+    evaluated: bool = False  # whether the model is evaluated before each step, on one rank once more than on the other
+    looks: bool = False  # whether the first rank runs one forward alone before all train
+    grouped: bool = False  # whether DeepSpeed is told of groups (an ``mpu``)
+    told: bool = False  # whether transformers knows of ZeRO 3, as its Trainer tells it
+    equal: bool = False  # whether the ranks draw the same numbers, as programs do that set one seed on all ranks
+    layerdrop: Optional[str] = None  # of ``ddpfix.activate``; None is the unpatched toolkit
     steps: int = 5
     timeout: float = 120
 

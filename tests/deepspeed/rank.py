@@ -125,7 +125,7 @@ class Run:
             self.average()
             self.optimizer.step()
             self.record["apart"].append(self.apart())
-        self.record["decided"] = decided(self.engine)
+        self.record["decided"] = wraps.decided(self.engine)
 
     def evaluate(self, number: int) -> None:
         """Nothing of it may count as a training forward."""
@@ -167,16 +167,6 @@ class Run:
         with context, torch.no_grad():
             mine = dict(model.named_parameters())
             return max(float((mine[name] - value).abs().max()) for name, value in self.alone.named_parameters())
-
-
-def decided(engine: Any) -> Any:
-    """What ddpfix says of the last forward; None where it has no say."""
-    try:
-        import ddpfix
-
-        return sorted(f"{skip.module}.{skip.layer}".lstrip(".") for skip in ddpfix.skipped_layers(engine))
-    except LookupError:
-        return None
 
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:

@@ -16,11 +16,7 @@ STEPS = 4
 
 
 class Stack(nn.Module):
-    """Blocks, and one that is never used.
-
-    Args:
-        spare: whether it has that one.
-    """
+    """Blocks, and, with ``spare``, one that is never used."""
 
     def __init__(self, spare: bool = False) -> None:
         super().__init__()

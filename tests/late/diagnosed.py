@@ -48,12 +48,7 @@ def reentrant(function: Any, *inputs: Any) -> Any:
 
 
 class Net(nn.Module):
-    """A stack with an auxiliary head.
-
-    Args:
-        depth: the number of layers.
-        aux: whether it has the head.
-    """
+    """A stack of some depth, with an auxiliary head."""
 
     def __init__(self, depth: int = 3, aux: bool = True) -> None:
         super().__init__()

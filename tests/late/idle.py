@@ -93,21 +93,10 @@ def train(
     to_none: bool = True,
     clipped: bool = False,
     averaged: bool = False,
-    losses: int = 1,
     reset: int = 1,
     joins: bool = False,
 ) -> None:
-    """Train.
-
-    Args:
-        accumulate: micro-batches of a step; all but the last are under ``no_sync``.
-        to_none: of ``zero_grad``.
-        clipped: whether gradients are clipped.
-        averaged: whether an average of the parameters is kept.
-        losses: how many backwards a step has, each after a forward of its own.
-        reset: gradients are reset each so many steps only.
-        joins: whether ranks have different numbers of steps, under ``join()``.
-    """
+    """Train; of ``accumulate`` micro-batches the last is averaged, and gradients are reset each ``reset`` steps."""
     rank, size = distributed.get_rank(), distributed.get_world_size()
     model = DistributedDataParallel(Net(), **ddp)
     optimizer = optimizer_of(model.parameters())

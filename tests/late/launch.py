@@ -23,31 +23,19 @@ def comparison(model: str = "wav2vec2", **others: Any) -> Dict[str, Any]:
 
 @dataclass
 class Scenario(scenario.Scenario):
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        function: a function of :mod:`tests.late.scenarios`, or ``file:function`` of a file beside it.
-        settings: arguments of ``ddpfix.activate``; None is plain torch.
-        comparison: what to train instead of it (:func:`comparison`).
-        ddp: of a comparison, further keywords of DistributedDataParallel.
-        environ: environment variables of the ranks.
-        hook: of a comparison, a communication hook of torch's default_hooks, "powerSGD_hook", or "".
-        steps: of a comparison.
-        threads: whether autograd runs in a thread of its own.
-        stays: seconds that a rank that has failed waits for the others, so that each ends with its own error.
-    """
-
-    function: str = ""
-    settings: Optional[Dict[str, str]] = None
-    ddp: Dict[str, Any] = field(default_factory=dict)
-    hook: str = ""
-    comparison: Optional[Dict[str, Any]] = None
-    environ: Dict[str, str] = field(default_factory=dict)
+    function: str = ""  # a function of tests.late.scenarios, or ``file:function`` of a file beside it
+    settings: Optional[Dict[str, str]] = None  # arguments of ``ddpfix.activate``; None is plain torch
+    ddp: Dict[str, Any] = field(default_factory=dict)  # of a comparison, further keywords of DistributedDataParallel
+    hook: str = ""  # of a comparison, a communication hook of torch's default_hooks, "powerSGD_hook", or ""
+    comparison: Optional[Dict[str, Any]] = None  # what to train instead of it (comparison)
+    environ: Dict[str, str] = field(default_factory=dict)  # environment variables of the ranks
     size: int = 2
-    steps: int = 6
+    steps: int = 6  # of a comparison
     timeout: float = 40
-    threads: bool = False
-    stays: float = 0.0
+    threads: bool = False  # whether autograd runs in a thread of its own
+    stays: float = 0.0  # seconds that a rank that has failed waits for the others, so that each ends with its own error
 
 
 def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, Ranks]:

@@ -53,7 +53,6 @@ def train(
     record: Record,
     model: Any,
     optimizer: Any,
-    forward: Optional[Callable[[Any], Any]] = None,
     between: Callable[[int], Any] = nothing,
     steps: int = STEPS,
     backward: Optional[Callable[[int], Any]] = None,
@@ -63,7 +62,7 @@ def train(
     for step in range(steps):
         optimizer.zero_grad()
         if backward is None:
-            (forward or model)(batch(step)).pow(2).mean().backward()
+            model(batch(step)).pow(2).mean().backward()
         else:
             backward(step)
         optimizer.step()
@@ -88,44 +87,83 @@ def second_rank() -> bool:
     return bool(distributed.get_rank() == 1)
 
 
-# They part.
+# Models whose replicas part, or differ for a while on purpose.
+Between = Callable[[Any, int], Any]
 
 
-def set_free(record: Record) -> None:
-    """A layer is trained from the seventh step on, and DDP, with its flag, has left it out when it was built."""
-    model = wrapped(frozen_net(), find_unused_parameters=True)
+def trained(
+    record: Record,
+    between: Between = lambda model, step: None,
+    prepare: Callable[[Any], Any] = id,
+    optimizer: Callable[[Any], Any] = sgd,
+    backward: Between = lambda model, step: model(batch(step)).pow(2).mean().backward(),
+    module: Callable[[], nn.Module] = net,
+    **options: Any,
+) -> None:
+    """Train a model that is prepared once, and changed between steps."""
+    model = wrapped(module(), **options)
+    prepare(model)
+    train(
+        record, model, optimizer(model), functools.partial(between, model), backward=functools.partial(backward, model)
+    )
 
-    def between(step: int) -> None:
-        model.module[2].requires_grad_(step >= 5)
 
-    train(record, model, sgd(model), between=between)
-
-
-def replaced(record: Record) -> None:
+def replace(model: Any) -> None:
     """A new last layer, the same on all ranks, in place of the one that DDP knows."""
-    model = wrapped(find_unused_parameters=True)
     torch.manual_seed(1)
     model.module[2] = nn.Linear(8, 3)
-    train(record, model, sgd(model))
 
 
-def adapted(record: Record) -> None:
+def adapt(model: Any, step: int) -> None:
     """Each rank adapts the module by itself for a while, with new optimizers, and restores it."""
-    model = wrapped()
+    kept = copy.deepcopy(model.module.state_dict())
+    inner = torch.optim.SGD(model.module.parameters(), lr=0.05)
+    for number in range(3):
+        inner.zero_grad()
+        model.module(batch(step + number)).pow(2).mean().backward()
+        inner.step()
+        # No gradient is averaged here that would hold a rank up, which may be done before the other one begins.
+        distributed.barrier()
+    model.module.load_state_dict(kept)
+
+
+def change(model: Any, step: int) -> None:
+    """One rank changes a parameter after the sixth step."""
+    if step == 5 and second_rank():
+        model.module[2].weight.data += 0.25
+
+
+def keep_own(state, bucket):  # type: ignore[no-untyped-def]
+    """A communication hook that leaves each rank its own gradients."""
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _add_noise(parameters: Any) -> None:
+    generator = torch.Generator().manual_seed(distributed.get_rank())
+    with torch.no_grad():
+        for each in parameters:
+            each.add_(torch.randn(each.shape, generator=generator), alpha=0.01)
+
+
+def adding_noise(model: Any) -> Any:
+    """A hook of the optimizer does it."""
     optimizer = sgd(model)
+    optimizer.register_step_post_hook(lambda *arguments: _add_noise(model.parameters()))
+    return optimizer
 
-    def between(step: int) -> None:
-        kept = copy.deepcopy(model.module.state_dict())
-        inner = torch.optim.SGD(model.module.parameters(), lr=0.05)
-        for number in range(3):
-            inner.zero_grad()
-            model.module(batch(step + number)).pow(2).mean().backward()
-            inner.step()
-            # No gradient is averaged here that would hold a rank up, which may be done before the other one begins.
-            distributed.barrier()
-        model.module.load_state_dict(kept)
 
-    train(record, model, optimizer, between=between)
+def noisy_backward(model: Any, step: int) -> None:
+    """Each rank adds noise of its own to the averaged gradients."""
+    model(batch(step)).pow(2).mean().backward()
+    _add_noise(parameter.grad for parameter in model.parameters())
+
+
+def averaged(*tensors: Any) -> None:
+    for each in tensors:
+        distributed.all_reduce(each)
+        each /= distributed.get_world_size()
 
 
 def with_head(record: Record, average: bool = False, broadcast: bool = False) -> None:
@@ -145,69 +183,24 @@ def with_head(record: Record, average: bool = False, broadcast: bool = False) ->
         note(record, model, head)
 
 
-head: Any = with_head
-head_averaged: Any = functools.partial(with_head, average=True)
-head_broadcast: Any = functools.partial(with_head, broadcast=True)
-
-
-def averaged(*tensors: Any) -> None:
-    for each in tensors:
-        distributed.all_reduce(each)
-        each /= distributed.get_world_size()
-
-
 def called_past(
     record: Record,
     when: Callable[[int], bool] = lambda step: True,
     spread: Optional[Callable[[Any], Any]] = None,
     until: int = STEPS,
 ) -> None:
-    """The module is called past its wrapper.
-
-    Args:
-        record: has the parameters after each step.
-        when: in which steps.
-        spread: gives all ranks the same values of a parameter by hand after each step.
-        until: the step from which that is forgotten.
-    """
+    """Call the module past its wrapper in some steps; ``spread`` makes ranks equal by hand until a step."""
     model = wrapped()
 
-    def forward(inputs: Any) -> Any:
-        return (model.module if when(len(record["steps"])) else model)(inputs)
+    def backward(step: int) -> None:
+        (model.module if when(step) else model)(batch(step)).pow(2).mean().backward()
 
     def between(step: int) -> None:
         for parameter in model.parameters() if spread is not None and step < until else ():
             spread(parameter.data)  # type: ignore[misc]
         logged(step)
 
-    train(record, model, sgd(model), forward, between)
-
-
-past: Any = called_past
-past_in_half: Any = functools.partial(called_past, when=lambda step: step >= 6)
-past_for_a_while: Any = functools.partial(called_past, when=lambda step: step in (2, 3))
-past_and_broadcast: Any = functools.partial(called_past, spread=lambda data: distributed.broadcast(data, 0))
-past_and_averaged: Any = functools.partial(called_past, spread=averaged)
-past_and_broadcast_in_half: Any = functools.partial(past_and_broadcast, until=6)
-
-
-def changed(record: Record, hook: Any = None) -> None:
-    """One rank changes a parameter after the sixth step."""
-    model = wrapped()
-    if hook is not None:
-        model.register_comm_hook(None, hook)
-
-    def between(step: int) -> None:
-        if step == 5 and second_rank():
-            model.module[2].weight.data += 0.25
-
-    train(record, model, sgd(model), between=between)
-
-
-def rates(record: Record) -> None:
-    """One rank has another learning rate."""
-    model = wrapped()
-    train(record, model, sgd(model, 0.05 if second_rank() else 0.1))
+    train(record, model, sgd(model), between, backward=backward)
 
 
 def rate_of_a_group(record: Record) -> None:
@@ -223,27 +216,11 @@ def rate_of_a_group(record: Record) -> None:
     train(record, model, optimizer, between=between)
 
 
-# They are right, or differ on purpose.
-
-
 def healthy(record: Record) -> None:
     model = wrapped()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     train(record, model, optimizer, between=lambda step: scheduler.step())
-
-
-def own_hook(record: Record) -> None:
-    """A communication hook that leaves each rank its own gradients."""
-    model = wrapped()
-
-    def hook(state, bucket):  # type: ignore[no-untyped-def]
-        future: Any = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    model.register_comm_hook(None, hook)
-    train(record, model, sgd(model))
 
 
 def joined(record: Record) -> None:
@@ -264,10 +241,6 @@ def post_local_sgd(record: Record) -> None:
     train(record, model, PostLocalSGDOptimizer(sgd(model), averager))
 
 
-# One of torch's hooks hides nothing.
-compressed_parts: Any = functools.partial(changed, hook=fp16_compress_hook)
-
-
 def in_backward(record: Record) -> None:
     """An optimizer for each parameter."""
     model = wrapped()
@@ -280,27 +253,40 @@ def in_backward(record: Record) -> None:
         note(record, model)
 
 
-def _add_noise(parameters: Any) -> None:
-    generator = torch.Generator().manual_seed(distributed.get_rank())
-    with torch.no_grad():
-        for each in parameters:
-            each.add_(torch.randn(each.shape, generator=generator), alpha=0.01)
+def with_hook(hook: Any) -> Callable[[Any], Any]:
+    return lambda model: model.register_comm_hook(None, hook)
 
 
-def noise_in_a_hook(record: Record) -> None:
-    """A hook of the optimizer does it."""
-    model = wrapped()
-    optimizer = sgd(model)
-    optimizer.register_step_post_hook(lambda *arguments: _add_noise(model.parameters()))
-    train(record, model, optimizer)
+def broadcast(data: Any) -> None:
+    distributed.broadcast(data, 0)
 
 
-def noise_in_gradients(record: Record) -> None:
-    """Each rank adds noise of its own to the averaged gradients."""
-    model = wrapped()
-
-    def backward(step: int) -> None:
-        model(batch(step)).pow(2).mean().backward()
-        _add_noise(parameter.grad for parameter in model.parameters())
-
-    train(record, model, sgd(model), backward=backward)
+PROGRAMS: Dict[str, Callable[[Record], None]] = {
+    # A layer is trained from the seventh step on, and DDP, with its flag, has left it out when it was built.
+    "set_free": functools.partial(
+        trained,
+        between=lambda model, step: model.module[2].requires_grad_(step >= 5),
+        module=frozen_net,
+        find_unused_parameters=True,
+    ),
+    "replaced": functools.partial(trained, prepare=replace, find_unused_parameters=True),
+    "adapted": functools.partial(trained, between=adapt),
+    "changed": functools.partial(trained, between=change),
+    # One of torch's hooks hides nothing.
+    "compressed_parts": functools.partial(trained, between=change, prepare=with_hook(fp16_compress_hook)),
+    # One rank has another learning rate.
+    "rates": functools.partial(trained, optimizer=lambda model: sgd(model, 0.05 if second_rank() else 0.1)),
+    "own_hook": functools.partial(trained, prepare=with_hook(keep_own)),
+    "noise_in_a_hook": functools.partial(trained, optimizer=adding_noise),
+    "noise_in_gradients": functools.partial(trained, backward=noisy_backward),
+    "head": with_head,
+    "head_averaged": functools.partial(with_head, average=True),
+    "head_broadcast": functools.partial(with_head, broadcast=True),
+    "past": called_past,
+    "past_in_half": functools.partial(called_past, when=lambda step: step >= 6),
+    "past_for_a_while": functools.partial(called_past, when=lambda step: step in (2, 3)),
+    "past_and_broadcast": functools.partial(called_past, spread=broadcast),
+    "past_and_averaged": functools.partial(called_past, spread=averaged),
+    "past_and_broadcast_in_half": functools.partial(called_past, spread=broadcast, until=6),
+}
+globals().update(PROGRAMS)

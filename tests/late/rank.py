@@ -1,7 +1,4 @@
-"""One rank, forked from a process that imports torch once, then trains each case in a forked child.
-
-Cases for fewer ranks than there are leave the last ones out.
-"""
+"""One rank, forked once torch is imported, which trains each case in a forked child, or leaves it out."""
 
 from __future__ import annotations
 

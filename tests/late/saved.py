@@ -62,14 +62,7 @@ def _hooks(model: nn.Module) -> int:
 
 
 def trained(record: Record, whole: bool = False, noise: bool = False, flag: bool = False) -> None:
-    """Train, and save all that there is in each step.
-
-    Args:
-        record: has what came of it.
-        whole: whether the module is one of :class:`Whole`.
-        noise: whether ranks move their parameters apart.
-        flag: of DDP.
-    """
+    """Train, also a module of :class:`Whole`, or one that ranks move apart, and save all that there is in each step."""
     model = wrapped(Whole() if whole else net(), find_unused_parameters=flag)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     record["saved"], record["steps"], record["hooks"], record["copies"] = [], [], [], []

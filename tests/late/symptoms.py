@@ -10,7 +10,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.late.diagnosed import Net, trained, usual
-from tests.late.toolkit_loops import data
+from tests.late.toolkit_loops import data, fit
 
 Record = Dict[str, Any]
 
@@ -18,7 +18,6 @@ Record = Dict[str, Any]
 def lightning_unused(record: Record) -> None:
     """A branch that is never taken, by Lightning's automatic optimization."""
     import lightning
-    from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -31,9 +30,7 @@ def lightning_unused(record: Record) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    options: Dict[str, Any] = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "max_steps": 3, **quiet}
-    lightning.Trainer(plugins=[TorchElasticEnvironment()], **options).fit(Module(), data())
+    fit(Module(), data(), max_steps=3)
 
 
 def flag_for_nothing(record: Record) -> None:

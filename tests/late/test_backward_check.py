@@ -26,23 +26,24 @@ pytestmark = [
 ]
 
 
-class Calls:
-    """Counts how often hooks were put on parameters."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.resumed = 0
-        resume = Arrivals.resume
-
-        def resumed(arrivals: Arrivals) -> None:
-            self.resumed += 1
-            resume(arrivals)
-
-        monkeypatch.setattr(Arrivals, "resume", resumed)
-
-
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    return Calls(monkeypatch)
+def resumed(monkeypatch: pytest.MonkeyPatch) -> List[Arrivals]:
+    """One for each time that hooks are put on parameters."""
+    found: List[Arrivals] = []
+    resume = Arrivals.resume
+
+    def noted(arrivals: Arrivals) -> None:
+        found.append(arrivals)
+        resume(arrivals)
+
+    monkeypatch.setattr(Arrivals, "resume", noted)
+    return found
+
+
+def reduction_of(model: Any) -> Any:
+    found = REDUCTION.of(ddp.of(model))  # type: ignore[arg-type]
+    assert found is not None
+    return found
 
 
 def trained() -> Tuple[Any, Any]:
@@ -62,12 +63,11 @@ def step(model: Any, optimizer: Any, heads: List[int]) -> None:
     optimizer.step()
 
 
-def test_parameters_have_no_hooks_before_a_step_leaves_one_out(calls: Calls) -> None:
+def test_parameters_have_no_hooks_before_a_step_leaves_one_out(resumed: List[Arrivals]) -> None:
     model, optimizer = trained()
-    reduction = REDUCTION.of(ddp.of(model))  # type: ignore[arg-type]
-    assert reduction is not None and reduction.state == "finalized" and not calls.resumed
+    assert reduction_of(model).state == "finalized" and not resumed
     step(model, optimizer, [0])
-    assert calls.resumed and all(p.grad is None for p in model.module.other.parameters())
+    assert resumed and all(p.grad is None for p in model.module.other.parameters())
 
 
 class Kept(nn.Module):
@@ -87,13 +87,13 @@ def test_a_backward_that_passes_no_output_is_noticed() -> None:
     ddpfix.activate(log="off")
     model = DistributedDataParallel(Kept())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    reduction = REDUCTION.of(ddp.of(model))  # type: ignore[arg-type]
+    reduction = reduction_of(model)
     for count in range(2 * STEPS):
         model.module.used = [0] if count == STEPS else [0, 1]
         optimizer.zero_grad()
         model(torch.ones(1, 2))
         model.module.loss.backward()
-        assert reduction is not None and reduction.state == "finalized" and reduction.reductions == count + 1
+        assert (reduction.state, reduction.reductions) == ("finalized", count + 1)
         optimizer.step()
 
 
@@ -108,16 +108,16 @@ class Checkpointed(nn.Module):
         return checkpoint(self.layer, batch, use_reentrant=True)
 
 
-def test_a_reentrant_checkpoint_needs_no_hooks_on_parameters(calls: Calls) -> None:
+def test_a_reentrant_checkpoint_needs_no_hooks_on_parameters(resumed: List[Arrivals]) -> None:
     """They are seen in its first steps only; later a parameter that was written to shows that gradients have come."""
     ddpfix.activate(log="off")
     model = DistributedDataParallel(Checkpointed())
-    reduction = REDUCTION.of(ddp.of(model))  # type: ignore[arg-type]
+    reduction = reduction_of(model)
     for count in range(3 * STEPS):
         model.zero_grad()
         model(torch.ones(1, 2, requires_grad=True)).sum().backward()
-        assert reduction is not None and reduction.state == "finalized" and reduction.reductions == count + 1
-    assert calls.resumed == 1 and not reduction.arrivals.on
+        assert (reduction.state, reduction.reductions) == ("finalized", count + 1)
+    assert len(resumed) == 1 and not reduction.arrivals.on
 
 
 class Counted(torch.overrides.TorchFunctionMode):
@@ -176,7 +176,7 @@ def test_a_single_step_that_leaves_a_parameter_out_is_reported(
 
 
 def test_a_second_backward_of_fewer_parameters_leaves_none_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: Any, calls: Calls
+    monkeypatch: pytest.MonkeyPatch, caplog: Any, resumed: List[Arrivals]
 ) -> None:
     model, optimizer = heard(monkeypatch)
     for count in range(1, STEPS + 8):
@@ -187,7 +187,7 @@ def test_a_second_backward_of_fewer_parameters_leaves_none_out(
             one.sum().backward()
         optimizer.step()
     # It is noticed, and reduced as well.
-    assert calls.resumed
+    assert resumed
     assert "got no gradient" not in caplog.text
 
 

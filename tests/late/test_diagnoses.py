@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 import pytest
 import torch
@@ -29,77 +28,44 @@ CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
 OFF = {"unused": "off", "torch_reentrant": "0"}
 
 
-@dataclass
-class Expected:
-    """What the diagnosis of one program says.
+class Expected(NamedTuple):
+    """What the diagnosis of one program says: a regular expression of the cause, the lines to paste, and more."""
 
-    Attributes:
-        error: torch's.
-        names: the parameters, as they are listed.
-        cause: a regular expression.
-        lines: the lines to paste.
-        step: the step in which it went wrong; 0 for one of several, None where it is not said.
-        settings: of ddpfix.
-        trains: the lines with which the program trains; all of them by default.
-    """
-
-    error: str
-    names: str
     cause: str
     lines: Sequence[str]
-    step: Optional[int] = 1
-    settings: Dict[str, str] = field(default_factory=lambda: OFF)
-    trains: Sequence[Sequence[str]] = ()
+    names: str = AUX  # the parameters, as they are listed
+    error: str = UNFINISHED  # torch's
+    step: Optional[int] = 1  # the step in which it went wrong; 0 for one of several, None where it is not said
+    trains: Sequence[Sequence[str]] = ()  # the lines with which the program trains; all of them by default
 
 
 FREEZE = "model.aux.requires_grad_(False)"
+OUTSIDE = r"output\['extra'\] is not part of the loss"
+HIDDEN = r"a reentrant checkpoint hides layers.2 from find_unused_parameters=True"
+WITHIN = r"the program prepares DDP inside the wrapped model's forward without the loss"
+STATIC = r"static_graph=True expects the same parameters in each step, and the first one used layers.1"
 QUICK = {
-    "never": Expected(UNFINISHED, AUX, r"aux did not run in the first step", [FREEZE, FIND], trains=[[FREEZE], [FIND]]),
-    "outside": Expected(
-        UNFINISHED, AUX, r"output\['extra'\] is not part of the loss, and nothing else uses aux", [FIND]
-    ),
-    "reentrant_twice": Expected(TWICE, "layers.1.", r"two reentrant checkpoints use layers.1,", [NOT_REENTRANT]),
+    "never": Expected(r"aux did not run in the first step", [FREEZE, FIND], trains=[[FREEZE], [FIND]]),
+    "outside": Expected(OUTSIDE + ", and nothing else uses aux", [FIND]),
+    "reentrant_twice": Expected(r"two reentrant checkpoints use layers.1,", [NOT_REENTRANT], "layers.1.", TWICE),
 }
 MORE = {
-    "layerdrop": Expected(
-        UNFINISHED,
-        "layers.",
-        r"Dropping skips layers at random \(layerdrop 0.5\), layers\.",
-        [FIND],
-    ),
-    "dropped": Expected(UNFINISHED, AUX, r"output\['extra'\] is not part of the loss", [FIND]),
-    "lost": Expected(UNFINISHED, AUX, r"aux ran, but the loss does not depend on the result", [FIND]),
+    "layerdrop": Expected(r"Dropping skips layers at random \(layerdrop 0.5\), layers\.", [FIND], "layers."),
+    "dropped": Expected(OUTSIDE, [FIND]),
+    "lost": Expected(r"aux ran, but the loss does not depend on the result", [FIND]),
     "unused_and_reentrant": Expected(
-        UNFINISHED,
-        AUX,
-        r"aux did not run",
-        [FREEZE, FIND, NOT_REENTRANT],
-        trains=[[FREEZE], [FIND, NOT_REENTRANT]],
+        r"aux did not run", [FREEZE, FIND, NOT_REENTRANT], trains=[[FREEZE], [FIND, NOT_REENTRANT]]
     ),
-    "reentrant_and_flag": Expected(
-        TWICE, "layers.2.", r"a reentrant checkpoint hides layers.2 from find_unused_parameters=True", [NOT_REENTRANT]
-    ),
-    "outside_forward": Expected(TWICE, "aux.2.", r"the loss uses aux.2.bias outside the wrapped", [DO_NOT_FIND]),
+    "reentrant_and_flag": Expected(HIDDEN, [NOT_REENTRANT], "layers.2.", TWICE),
+    "outside_forward": Expected(r"the loss uses aux.2.bias outside the wrapped", [DO_NOT_FIND], "aux.2.", TWICE),
     # No output of the wrapper shows where a step begins.
     "within": Expected(
-        UNFINISHED, "net.aux (0.weight,", r"the graph of the loss does not reach net.aux", [FIND, PREPARE], step=None
+        r"the graph of the loss does not reach net.aux", [FIND, PREPARE], "net.aux (0.weight,", step=None
     ),
-    "within_with_the_flag": Expected(
-        TWICE,
-        "net.",
-        r"the program prepares DDP inside the wrapped model's forward without the loss",
-        [PREPARE],
-        step=None,
-    ),
-    "two_forwards": Expected(TWICE, "layers.", r"2 forwards before one backward", [DO_NOT_FIND]),
-    "two_backwards": Expected(TWICE, "head.", r"backward 2 of this step reaches it", [SUM]),
-    "static_less": Expected(
-        UNFINISHED,
-        LAYER,
-        r"static_graph=True expects the same parameters in each step, and the first one used layers.1",
-        [NOT_STATIC],
-        step=3,
-    ),
+    "within_with_the_flag": Expected(WITHIN, [PREPARE], "net.", TWICE, step=None),
+    "two_forwards": Expected(r"2 forwards before one backward", [DO_NOT_FIND], "layers.", TWICE),
+    "two_backwards": Expected(r"backward 2 of this step reaches it", [SUM], "head.", TWICE),
+    "static_less": Expected(STATIC, [NOT_STATIC], LAYER, step=3),
 }
 # The ranks find different things.
 DISAGREE = ("one_rank", "each_its_own")
@@ -114,12 +80,6 @@ def scenario(key: str, name: str, settings: Optional[Dict[str, str]] = None, lin
     """A program of :mod:`tests.late.diagnosed`, with the lines that it is to have."""
     environ = {"TEST_LINES": json.dumps(list(lines))}
     return Scenario(key, function=f"diagnosed:{name}", settings=settings, environ=environ, timeout=20, stays=8)
-
-
-def cured(name: str, number: int, expected: Expected, lines: Sequence[str]) -> Scenario:
-    # Without the flag ddpfix does what is left, as it does by default.
-    by_default = list(lines) == [DO_NOT_FIND]
-    return scenario(f"{name}-{number}", name, {} if by_default else expected.settings, lines)
 
 
 def lines_of(error: str) -> List[str]:
@@ -153,14 +113,16 @@ def check_trains(outcomes: Dict[str, Ranks], name: str) -> None:
 def run(names: Dict[str, Expected], folder: Path) -> Dict[str, Ranks]:
     """Run programs as they are, and again with the lines that their errors give."""
     failing = [scenario(f"plain-{name}", name) for name in names]
-    failing += [scenario(name, name, each.settings) for name, each in names.items()]
+    failing += [scenario(name, name, OFF) for name in names]
     outcomes = launch.train(failing, folder / "failing")
     plans = []
     for name, expected in names.items():
         lines = lines_of(ends(outcomes[name])[0] or "\nddpfix: cure")
         for number, chosen in enumerate(expected.trains or [lines]):
             assert set(chosen) <= set(lines), (name, lines)
-            plans.append(cured(name, number, expected, [line for line in lines if line in chosen]))
+            pasted = [line for line in lines if line in chosen]
+            # Without the flag ddpfix does what is left, as it does by default.
+            plans.append(scenario(f"{name}-{number}", name, {} if pasted == [DO_NOT_FIND] else OFF, pasted))
     outcomes.update(launch.train(plans, folder / "cured"))
     return outcomes
 

@@ -1,13 +1,15 @@
-"""Replicas that part are named on every rank; those that are right, or differ on purpose, are not (accelerate 2907)."""
+"""Replicas that part, and models that were never averaged, are named; right ones are not (accelerate 2907)."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import pytest
 import torch
+from ddpfix.patches.torch.internals import reducer
 from ddpfix.patches.torch.pipeline import ddp
 from ddpfix.patches.torch.replicas import divergence, fingerprint
 from torch import distributed, nn
@@ -17,78 +19,77 @@ import ddpfix
 from ddpfix.rules import replicas
 from ddpfix.rules.replicas import Snapshot
 from tests.late import launch
-from tests.late.launch import Ranks, Scenario, ends, said
+from tests.late.launch import Ranks, Scenario, ends, said, steps
 
 pytestmark = pytest.mark.patches("torch.divergence")
-SAID = "rank 1 diverged from rank 0 in Sequential "
-# What is said, by scenario; a comparison every four steps.
-PARTED = {
-    "past_for_a_while": ["between steps 2 and 4: 4 of 4 parameters, first 0.weight (by "],
-    "changed": ["between steps 4 and 8: 1 of 4 parameters, first 2.weight (by 0.25 or more)"],
-    "compressed_parts": ["between steps 4 and 8: 1 of 4 parameters, first 2.weight (by 0.2"],
-    "rates": ["step 1: 4 of 4 parameters", "; lr 0.1 there, 0.05 here."],
-    "rate_of_a_group": ["between steps 4 and 8: ", "weight_decay of group 1 0.01 there, 0.0 here"],
+SAID = "rank 1 diverged from rank 0 in Sequential"
+# What every rank says, by program; a comparison every four steps.
+PARTED: Dict[str, Sequence[str]] = {
+    "parting:past_for_a_while": ["between steps 2 and 4: 4 of 4 parameters, first 0.weight (by "],
+    "parting:changed": ["between steps 4 and 8: 1 of 4 parameters, first 2.weight (by 0.25 or more)"],
+    "parting:compressed_parts": ["between steps 4 and 8: 1 of 4 parameters, first 2.weight (by 0.2"],
+    "parting:rates": ["step 1: 4 of 4 parameters", "; lr 0.1 there, 0.05 here."],
+    "parting:rate_of_a_group": ["between steps 4 and 8: ", "weight_decay of group 1 0.01 there, 0.0 here"],
+    "unaveraged:twice": ["By optimizer step 1 this rank has averaged 2 times, rank 0 once", "loss * 0"],
+    "unaveraged:mixed": [
+        "2 optimizer steps before that used only gradients of forwards under no_sync",
+        "(unaveraged.py:",
+    ],
+}
+# What the second rank says of a model that was never averaged: accelerate's accumulate within another one and so on.
+NO_SYNC = r"Its forward ran under no_sync \(unaveraged\.py:\d+\)\. Leave no_sync for the last backward"
+NEVER = {
+    **dict.fromkeys(("within", "outside", "flagged", "accumulated_within", "first_only"), NO_SYNC),
+    "flag_set_after": r"require_backward_grad_sync=False \(flag_set_after\.py:15\): set it before the forward",
+    "backward_inside": r"It ran inside the forward \(unaveraged\.py:\d+\), .* call backward after the forward",
 }
 # Nothing is said of replicas that differ where DDP has not averaged what they were moved by, where the program moves
-# them itself, and of what DDP does not average: it may be intended.
+# them itself or averages, and of what DDP does not average: it may be intended.
 RIGHT = (
-    "past",
-    "past_in_half",
-    "past_and_broadcast_in_half",
-    "set_free",
-    "replaced",
-    "head",
-    "adapted",
-    "noise_in_a_hook",
-    "noise_in_gradients",
-    "healthy",
-    "own_hook",
-    "post_local_sgd",
-    "joined",
-    "in_backward",
-    "head_averaged",
-    "head_broadcast",
-    "past_and_broadcast",
-    "past_and_averaged",
+    *("parting:past", "parting:past_in_half", "parting:past_and_broadcast_in_half", "parting:set_free"),
+    *("parting:replaced", "parting:head", "parting:adapted", "parting:noise_in_a_hook", "parting:noise_in_gradients"),
+    *("parting:healthy", "parting:own_hook", "parting:post_local_sgd", "parting:joined", "parting:in_backward"),
+    *("parting:head_averaged", "parting:head_broadcast", "parting:past_and_broadcast", "parting:past_and_averaged"),
+    *("unaveraged:gradients_by_hand", "unaveraged:parameters_by_hand", "unaveraged:parameters_now_and_then"),
+    *("unaveraged:first_rank_rules", "unaveraged:noise", "unaveraged:same_data", "unaveraged:no_sync_around_backward"),
+    *("unaveraged:flag_set_before", "unaveraged:warm_up", "unaveraged:as_often", "unaveraged:another_forward"),
 )
 # Those that are compared with plain torch, too.
 PLAIN = (
-    "past_in_half",
-    "changed",
-    "healthy",
-    "head",
-    "adapted",
-    "past_and_broadcast",
+    *("parting:past_in_half", "parting:changed", "parting:healthy", "parting:head", "parting:adapted"),
+    *("parting:past_and_broadcast", *(f"unaveraged:{name}" for name in NEVER)),
+    *(name for name in RIGHT if name.startswith("unaveraged:")),
 )
 EVERY = {"divergence": "4"}
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
-    names = (*PARTED, *RIGHT)
-    plans = [Scenario(name, function=f"parting:{name}", settings=EVERY) for name in names]
-    plans += [Scenario(f"plain-{name}", function=f"parting:{name}") for name in PLAIN]
+    names = (*PARTED, *RIGHT, *(f"unaveraged:{name}" for name in NEVER))
+    plans = [Scenario(name, function=name, settings=EVERY) for name in names]
+    plans += [Scenario(f"plain-{name}", function=name) for name in PLAIN]
     plans += [
-        Scenario("error", function="parting:changed", settings={**EVERY, "divergence": "error"}),
-        Scenario("error-noise", function="parting:noise_in_a_hook", settings={**EVERY, "divergence": "error"}),
-        Scenario("off", function="parting:rates", settings={**EVERY, "divergence": "off"}),
+        Scenario("error", function="parting:changed", settings={"divergence": "error"}),
+        Scenario("error-noise", function="parting:noise_in_a_hook", settings={"divergence": "error"}),
+        Scenario("off", function="parting:rates", settings={"divergence": "off"}),
+        Scenario("off-within", function="unaveraged:within", settings={"divergence": "off"}),
         Scenario("switched", function="parting:rates", settings={**EVERY, "torch_divergence": "0"}),
         Scenario("three", function="parting:rates", settings=EVERY, size=3),
+        Scenario("three-within", function="unaveraged:within", settings=EVERY, size=3),
     ]
     return launch.train(plans, tmp_path_factory.mktemp("divergence"))
 
 
 def lines(ranks: Ranks) -> List[List[str]]:
     """What each rank said of replicas that differ."""
-    return said(ranks, "diverged from rank")
+    return said(ranks, "diverged from rank", "never averaged the last backward", "averages mix different steps")
 
 
 def as_in_plain_torch(outcomes: Dict[str, Ranks], name: str) -> None:
     """Every parameter was the same after every step, bit for bit."""
     if name in PLAIN:
-        assert [record and record["steps"] for _, record in outcomes[f"plain-{name}"]] == [
-            record and record["steps"] for _, record in outcomes[name]
-        ]
+        assert ends(outcomes[name]) == ends(outcomes[f"plain-{name}"]) == ["", ""], outcomes[name]
+        assert steps(outcomes[name]) == steps(outcomes[f"plain-{name}"])
 
 
 def test_ranks_that_differ_say_so_and_equal_ones_do_not(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_ranks_that_differ_say_so_and_equal_ones_do_not(tmp_path: Path) -> None:
     plans = [
         Scenario("rates", function="parting:rates", settings=EVERY),
         Scenario("switched", function="parting:rates", settings=switched),
-        Scenario("right", function=f"parting:{RIGHT[0]}", settings=EVERY),
+        Scenario("right", function=RIGHT[0], settings=EVERY),
     ]
     found = launch.train(plans, tmp_path)
     first, second = lines(found["rates"])
@@ -107,20 +108,35 @@ def test_ranks_that_differ_say_so_and_equal_ones_do_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PARTED)
 def test_every_rank_says_which_one_differs(outcomes: Dict[str, Ranks], name: str) -> None:
-    first, second = lines(outcomes[name])
-    assert first == second and len(first) == 1, outcomes[name]
-    for words in (SAID, *PARTED[name]):
-        assert words in first[0]
+    for found in lines(outcomes[name]):
+        assert len(found) == 1 and all(words in found[0] for words in (SAID, *PARTED[name])), outcomes[name]
+    if name.startswith("parting:"):
+        assert len({each for found in lines(outcomes[name]) for each in found}) == 1, outcomes[name]
     # It was so: the ranks trained different models, as in plain torch.
-    steps = [record["steps"] for _, record in outcomes[name] if record is not None]
-    assert steps[0] != steps[1]
+    unlike(outcomes[name])
     as_in_plain_torch(outcomes, name)
+
+
+def unlike(ranks: Ranks) -> None:
+    trained = [record["steps"] for _, record in ranks if record is not None]
+    assert trained[0] != trained[1]
+
+
+# torch 2.0 ends a backward inside the forward of a static graph by itself.
+@pytest.mark.parametrize("name", [name for name in NEVER if reducer.AT_ANY_TIME or name != "backward_inside"])
+def test_a_model_that_was_never_averaged_is_named_once(outcomes: Dict[str, Ranks], name: str) -> None:
+    ranks = outcomes[f"unaveraged:{name}"]
+    found = sum(lines(ranks), [])
+    assert len(found) == 1 and re.search(r"on rank 1: this \w+ differs from rank 0's: in 4 optimizer steps", found[0])
+    assert re.search(NEVER[name], found[0]) and len(found[0]) <= 240, found
+    unlike(ranks)
+    as_in_plain_torch(outcomes, f"unaveraged:{name}")
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_nothing_is_said_of_replicas_that_are_right(outcomes: Dict[str, Ranks], name: str) -> None:
     # DDP waits for a layer that was replaced, as in plain torch.
-    assert ends(outcomes[name]) == ["", ""] or name == "replaced"
+    assert ends(outcomes[name]) == ["", ""] or name == "parting:replaced"
     assert lines(outcomes[name]) == [[], []]
     as_in_plain_torch(outcomes, name)
 
@@ -134,7 +150,7 @@ def test_an_error_ends_every_rank(outcomes: Dict[str, Ranks]) -> None:
     assert ends(outcomes["error-noise"]) == ["", ""]
 
 
-@pytest.mark.parametrize("name", ["off", "switched"])
+@pytest.mark.parametrize("name", ["off", "switched", "off-within"])
 def test_switched_off_nothing_is_compared(outcomes: Dict[str, Ranks], name: str) -> None:
     assert ends(outcomes[name]) == ["", ""] and lines(outcomes[name]) == [[], []]
 
@@ -144,6 +160,8 @@ def test_the_first_of_several_that_differ_is_named_on_all(outcomes: Dict[str, Ra
     assert [len(each) for each in found] == [1, 1, 1]
     # Each of those that differ tells its own difference; the first one of the group tells one of them.
     assert found[0][0] in (found[1][0], found[2][0])
+    first, second, third = lines(outcomes["three-within"])
+    assert (first, third) == ([], []) and len(second) == 1 and second[0].startswith("ddpfix: on rank 1: "), second
 
 
 # In one process.

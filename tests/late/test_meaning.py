@@ -1,4 +1,4 @@
-"""If all ranks skip the same layers, training without the flag equals training with it."""
+"""If all ranks skip the same layers, training without the flag equals training with it, checkpointed as well."""
 
 from __future__ import annotations
 
@@ -6,31 +6,38 @@ from typing import Any, Dict
 
 import pytest
 import torch
+import transformers
 from packaging.version import Version
 
 from tests.late import launch
-from tests.late.launch import Ranks, Scenario, both, comparison
+from tests.late.launch import Ranks, Scenario, both, comparison, ends
 
 pytestmark = [
     pytest.mark.sampled(inside=False, cells=True),
-    pytest.mark.patches("torch.accumulation", "torch.finalize"),
+    pytest.mark.patches("torch.accumulation", "torch.finalize", "torch.reentrant"),
 ]
+# Gradients of wav2vec2's small convolutions are noise on the CPU before torch 2.1, in one process, too.
+MODEL = "wav2vec2" if Version(torch.__version__) >= Version("2.1") else "bart_encoder"
 PLANS: Dict[str, Dict[str, Any]] = {
-    "sgd": comparison(),
-    "adamw": comparison(optimizer="adamw"),
-    "accumulating": comparison(optimizer="adamw", accum=3),
-    "zeros": comparison(to_none=False),
+    "sgd": comparison(MODEL),
+    "adamw": comparison(MODEL, optimizer="adamw"),
+    "accumulating": comparison(MODEL, optimizer="adamw", accum=3),
+    "zeros": comparison(MODEL, to_none=False),
     "encoder": comparison("bart_encoder", optimizer="adamw"),
-    "siamese": comparison("siamese"),
+    "siamese": comparison("siamese" if MODEL == "wav2vec2" else MODEL),
 }
-if Version(torch.__version__) < Version("2.1"):
-    # Its gradients of wav2vec2's small convolutions are noise on the CPU, in one process, too.
-    PLANS = {name: {**plan, "model": "bart_encoder"} for name, plan in PLANS.items()}
 # PowerSGD begins to compress after the step that is run here: on gloo it may not end.
 HOOKS = {"allreduce_hook": 8, "fp16_compress_hook": 8, "powerSGD_hook": 1}
 MODES = ("find", "late")
 FIND = {"unused": "find"}
 VIEWS = {"gradient_as_bucket_view": True}
+# Before transformers 4.35 its layers cannot choose the kind of checkpoint: it is the reentrant one.
+LAYERS = ["reentrant", "other"] if Version(transformers.__version__) >= Version("4.35") else ["default"]
+# BART's encoder and decoder share their embeddings: the reentrant kind around one of them has them ready twice in DDP.
+AROUND = ["default", "reentrant", "other"] if MODEL == "wav2vec2" else ["other"]
+KINDS = [f"layers-{kind}" for kind in LAYERS] + [f"encoder-{kind}" for kind in AROUND]
+REENTRANT = [kind for kind in KINDS if not kind.endswith("other")]
+FLAG = {"find_unused_parameters": True}
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +58,16 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
         Scenario("plain", comparison=PLANS["sgd"], steps=3, timeout=8),
     ]
     plans += [Scenario(name, comparison=PLANS["sgd"], hook=name, settings={}, steps=HOOKS[name]) for name in HOOKS]
+    for kind in KINDS:
+        plan = {"comparison": comparison(MODEL, checkpointing=kind), "steps": 10}
+        plans.append(Scenario(f"plain-{kind}", **{**plan, "ddp": FLAG, "steps": 3, "timeout": 8}))
+        plans.append(Scenario(f"flag-{kind}", ddp=FLAG, settings={}, **plan))
+        plans += [Scenario(f"{how}-{kind}", settings={"unused": how}, **plan) for how in ("auto", *MODES)]
     return launch.train(plans, tmp_path_factory.mktemp("meaning"))
 
 
 def test_plain_torch_fails_without_the_flag(outcomes: Dict[str, Ranks]) -> None:
-    assert any(
-        "Expected to have finished reduction" in (record or {}).get("error", "") for _, record in outcomes["plain"]
-    )
+    assert any("Expected to have finished reduction" in end for end in ends(outcomes["plain"]))
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -99,3 +109,45 @@ def test_ranks_part_where_micro_batches_skip_different_layers_under_the_flag(out
     assert first is not None and second is not None and first["steps"] != second["steps"]
     # These are compared there.
     assert both(outcomes, "accumulating-find")[0]["steps"] not in (first["steps"], second["steps"])
+
+
+# Activation checkpointing of either kind, around layers or around a whole encoder.
+
+
+@pytest.mark.parametrize("kind", REENTRANT)
+def test_plain_torch_cannot_train_reentrant_checkpoints_with_the_flag(outcomes: Dict[str, Ranks], kind: str) -> None:
+    assert any("mark a variable ready only once" in end for end in ends(outcomes[f"plain-{kind}"]))
+
+
+@pytest.mark.parametrize("mode", ["auto", "find", "late", "flag"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_are_those_without_checkpointing(outcomes: Dict[str, Ranks], kind: str, mode: str) -> None:
+    for one, other in zip(both(outcomes, "sgd-find"), both(outcomes, f"{mode}-{kind}")):
+        assert one["steps"][:10] == other["steps"] and one["none"][:10] == other["none"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_late_keeps_the_kind(outcomes: Dict[str, Ranks], kind: str) -> None:
+    for record in both(outcomes, f"late-{kind}"):
+        assert record["flag"] is False
+        assert bool(record["recomputed"][0]) == (kind in REENTRANT)
+
+
+@pytest.mark.parametrize("mode", ["find", "flag"])
+@pytest.mark.parametrize("kind", REENTRANT)
+def test_the_flag_makes_it_the_other_kind(outcomes: Dict[str, Ranks], kind: str, mode: str) -> None:
+    records = both(outcomes, f"{mode}-{kind}")
+    assert [(record["flag"], record["recomputed"]) for record in records] == [(True, [0])] * 2
+    assert "use_reentrant=False" in outcomes[f"{mode}-{kind}"][0][0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_leaves_the_flag_out_where_the_kind_is_known(outcomes: Dict[str, Ranks], kind: str) -> None:
+    log = outcomes[f"auto-{kind}"][0][0]
+    is_known = kind == "layers-reentrant"
+    for record in both(outcomes, f"auto-{kind}"):
+        assert record["flag"] is not is_known
+        assert bool(record["recomputed"][0]) == is_known
+    assert (
+        "find_unused_parameters is not set (" in log and "because reentrant gradient checkpointing" in log
+    ) == is_known

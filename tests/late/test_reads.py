@@ -1,4 +1,4 @@
-"""A usual step reads no value on the host for ddpfix: on a GPU each would wait for all that was given to it."""
+"""A usual step reads no value on the host for ddpfix, as a GPU would be waited for; threads do not call torch.cuda."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from tests.late import launch
-from tests.late.launch import Scenario
+from tests.late.launch import Scenario, steps
 from tests.late.reads import STEPS, USUAL
 
-pytestmark = pytest.mark.patches("torch.flag", "torch.finalize", "torch.divergence")
+pytestmark = pytest.mark.patches("torch.flag", "torch.finalize", "torch.divergence", "torch.hang", "torch.trace")
 SILENT: Dict[str, Tuple[str, Dict[str, str]]] = {
     "auto": ("branches", {}),
     "late": ("branches", {"unused": "late"}),
@@ -38,6 +38,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
     plans.append(Scenario("plain", function="reads:speech_with_the_flag"))
     plans.append(Scenario("look", function="reads:branches_from_the_first_step", settings={"divergence": "1000"}))
     plans.append(Scenario(TRACE, function="reads:speech", settings={"trace": str(folder / "rows")}))
+    watched = {"trace": str(folder / "cuda"), "hang": "2", "divergence": "4"}
+    plans += [Scenario(name, function=f"reads:{name}", settings=watched) for name in ("cuda_calls", "cuda_calls_asked")]
     return launch.train(plans, folder)
 
 
@@ -67,3 +69,13 @@ def test_a_look_at_the_replicas_reads_sums_and_samples_once(outcomes: Dict[str, 
 
 def test_what_is_there_is_seen(outcomes: Dict[str, Any]) -> None:
     assert any("optim" in where for _, where, _ in reads(outcomes, "plain", "all"))
+
+
+def test_threads_of_ddpfix_ask_whether_cuda_is_in_use_and_nothing_else(outcomes: Dict[str, Any]) -> None:
+    """Any other call can open a context of half a gigabyte on GPU 0, and breaks a graph that the program captures."""
+    assert steps(outcomes["cuda_calls"], "ours") == [["is_initialized"]] * 2
+    # Neither opens a context.
+    questions = {"is_initialized", "is_current_stream_capturing"}
+    assert all(set(names) <= questions for names in steps(outcomes["cuda_calls"], "programs")), outcomes["cuda_calls"]
+    # A call from such a thread is seen.
+    assert all("synchronize" in names for names in steps(outcomes["cuda_calls_asked"], "ours"))

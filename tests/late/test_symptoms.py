@@ -22,15 +22,10 @@ SAME = "the same"
 
 
 class Shown(NamedTuple):
-    """A program of two ranks.
+    """A program of two ranks."""
 
-    Attributes:
-        program: a function of a file beside this one.
-        said: what a rank says under ddpfix, the text of the row (:data:`SAME`), or "" where the job has to train.
-    """
-
-    program: str
-    said: str = ""
+    program: str  # a function of a file beside this one
+    said: str = ""  # what a rank says under ddpfix, the text of the row (SAME), or "" where the job has to train
 
 
 # What the first column begins with, without its marks.

@@ -19,7 +19,7 @@ from tests.late.loops.launch import Ranks
 from tests.late.loops.loop import MODES, SETTINGS
 from tests.late.loops.test_loops import closeness
 from tests.late.loops.verdict import broken, verdict
-from tests.late.test_checkpointing import LAYERS
+from tests.late.test_meaning import LAYERS
 from tests.support import off_main_thread
 
 pytestmark = pytest.mark.patches("torch.finalize", "torch.reentrant")

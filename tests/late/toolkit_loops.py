@@ -25,10 +25,19 @@ def net(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, outputs))
 
 
+def fit(module: Any, loader: Any, **options: Any) -> None:
+    """Lightning on the ranks that there are, without what it writes."""
+    import lightning
+    from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    options = {"strategy": "ddp", "devices": distributed.get_world_size(), **quiet, **options}
+    lightning.Trainer(accelerator="cpu", plugins=[TorchElasticEnvironment()], **options).fit(module, loader)
+
+
 def adversarial(record: Record, strategy: str = "ddp") -> None:
     """A generator and a discriminator by Lightning's manual optimization, as its documentation has it."""
     import lightning
-    from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
     class Adversarial(lightning.LightningModule):
         def __init__(self) -> None:
@@ -51,10 +60,7 @@ def adversarial(record: Record, strategy: str = "ddp") -> None:
             return torch.optim.Adam(self.g.parameters(), 0.01), torch.optim.SGD(self.d.parameters(), 0.1, 0.9)
 
     record["steps"] = []
-    options: Dict[str, Any] = {"accelerator": "cpu", "devices": distributed.get_world_size(), "max_epochs": 1}
-    options.update(plugins=[TorchElasticEnvironment()], logger=False, enable_checkpointing=False)
-    options.update(enable_progress_bar=False, enable_model_summary=False, strategy=strategy)
-    lightning.Trainer(**options).fit(Adversarial(), data())
+    fit(Adversarial(), data(), strategy=strategy, max_epochs=1)
 
 
 def adversarial_with_the_flag(record: Record) -> None:

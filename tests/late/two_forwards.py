@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Dict, Optional
+import functools
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import distributed, nn
@@ -16,12 +17,7 @@ STEPS = 4
 
 
 class Scaled(nn.Module):
-    """Linear layers around a table of constants.
-
-    Args:
-        norm: a normalization behind the table.
-        moves: whether each forward changes the table.
-    """
+    """Linear layers around a table of constants, which each forward may change, and a normalization."""
 
     def __init__(self, norm: Optional[nn.Module] = None, moves: bool = False) -> None:
         super().__init__()
@@ -67,8 +63,10 @@ def broadcast(model: Any) -> None:
         buffer.data.copy_(rank_0)
 
 
-def train(record: Record, model: nn.Module, between: Callable[[Any], Any] = id) -> None:
+def train(record: Record, name: str) -> None:
     """Train under DDP, and a copy by hand: gradients averaged, rank 0's buffers in front of each forward."""
+    build, between = PROGRAMS[name]
+    model = build()
     alone = copy.deepcopy(model)
     wrapped = DistributedDataParallel(model)
     record["weights"], record["expected"] = [], []
@@ -86,46 +84,32 @@ def train(record: Record, model: nn.Module, between: Callable[[Any], Any] = id) 
         record["expected"].append(sums(alone))
 
 
-def statistics(record: Record) -> None:
-    """Running statistics, which differ between ranks after each forward."""
-    train(record, Scaled(nn.BatchNorm1d(4)))
+def toggled(model: Any) -> None:
+    model.norm.train(not model.norm.training)
 
 
-def instances(record: Record) -> None:
-    """Statistics of an instance normalization, which writes them through copies."""
-    train(record, nn.Sequential(Scaled(), nn.Unflatten(1, (1, 2)), nn.InstanceNorm1d(1, track_running_stats=True)))
+def moved_apart(model: Any) -> None:
+    model.table.data += distributed.get_rank()
 
 
-def table(record: Record) -> None:
-    """A table that the backward reads, and that never changes."""
-    train(record, Scaled())
-
-
-def evaluated(record: Record) -> None:
-    """The first forward in evaluation mode, whose backward reads the running statistics."""
-
-    def between(model: Any) -> None:
-        model.norm.train(not model.norm.training)
-
-    model = Scaled(nn.BatchNorm1d(4))
-    model.norm.eval()  # type: ignore[union-attr]
-    train(record, model, between)
-
-
-def moving(record: Record) -> None:
-    """A table that each forward changes: the gradient of the earlier forward would be another one."""
-    train(record, Scaled(moves=True))
-
-
-def parted(record: Record) -> None:
-    """A table that differs between ranks when it is broadcast, although no forward has changed it."""
-
-    def between(model: Any) -> None:
-        model.table.data += distributed.get_rank()
-
-    train(record, Scaled(), between)
-
-
-def own_normalization(record: Record) -> None:
-    """Running statistics that the backward reads in training mode."""
-    train(record, Scaled(Renorm(4)))
+# The model, and what is done between the two forwards.
+PROGRAMS: Dict[str, Tuple[Callable[[], nn.Module], Callable[[Any], Any]]] = {
+    # Running statistics, which differ between ranks after each forward.
+    "statistics": (lambda: Scaled(nn.BatchNorm1d(4)), id),
+    # Statistics of an instance normalization, which writes them through copies.
+    "instances": (
+        lambda: nn.Sequential(Scaled(), nn.Unflatten(1, (1, 2)), nn.InstanceNorm1d(1, track_running_stats=True)),
+        id,
+    ),
+    # A table that the backward reads, and that never changes.
+    "table": (Scaled, id),
+    # The first forward in evaluation mode, whose backward reads the running statistics.
+    "evaluated": (lambda: Scaled(nn.BatchNorm1d(4).eval()), toggled),
+    # A table that each forward changes: the gradient of the earlier forward would be another one.
+    "moving": (lambda: Scaled(moves=True), id),
+    # A table that differs between ranks when it is broadcast, although no forward has changed it.
+    "parted": (Scaled, moved_apart),
+    # Running statistics that the backward reads in training mode.
+    "own_normalization": (lambda: Scaled(Renorm(4)), id),
+}
+globals().update({name: functools.partial(train, name=name) for name in PROGRAMS})

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Container, Dict
 
 import torch
 from torch import distributed, nn
 
+from tests.late import flag_set_after as by_attribute
 from tests.late.parting import STEPS, averaged, batch, logged, note, second_rank, sgd, train, wrapped
 
 Record = Dict[str, Any]
 Between = Callable[[Any, int], Any]
+EVERY = range(STEPS)
 
 
 def nothing(model: Any, step: int) -> None:
@@ -30,24 +32,17 @@ def trained(
     after: Between = nothing,
     inside: bool = True,
     optimizer: Callable[[Any], Any] = sgd,
+    local: Container[int] = EVERY,
+    loss: Between = loss,
     **ddp: Any,
 ) -> None:
-    """Train under ``no_sync``.
-
-    Args:
-        record: has the parameters after each step.
-        before: called with the model and the step, in front of the optimizer's step.
-        after: the same, behind it.
-        inside: whether the optimizer steps under ``no_sync`` as well.
-        optimizer: makes it.
-        ddp: keywords of DistributedDataParallel.
-    """
+    """Train under ``no_sync`` in ``local`` steps; ``before`` and ``after`` are around the optimizer's step."""
     model = wrapped(**ddp)
     steps = optimizer(model)
     for step in range(STEPS):
         steps.zero_grad()
         with contextlib.ExitStack() as stack:
-            with model.no_sync():
+            with model.no_sync() if step in local else contextlib.nullcontext():
                 loss(model, step).backward()
                 if inside:
                     stack.enter_context(model.no_sync())
@@ -69,19 +64,6 @@ def flush() -> None:
     logged(0)
 
 
-def two_micro_batches(record: Record, averaged: Sequence[int] = ()) -> None:
-    """Two micro-batches a step, of which some are averaged, and the others are under no_sync."""
-    model = wrapped()
-
-    def backward(step: int) -> None:
-        for number in range(2):
-            with contextlib.nullcontext() if number in averaged else model.no_sync():
-                loss(model, 2 * step + number).backward()
-
-    train(record, model, sgd(model), between=logged, backward=backward)
-    flush()
-
-
 def averaged_now_and_then(model: Any, step: int) -> None:
     """Local SGD with new tensors in the places of the parameters' data."""
     for parameter in model.parameters() if step % 3 == 2 else ():
@@ -95,58 +77,15 @@ def of_the_first_rank(model: Any, step: int) -> None:
         distributed.broadcast(parameter.data, 0)
 
 
+def of_the_first_rank_once(model: Any, step: int) -> None:
+    if step == 2:
+        of_the_first_rank(model, step)
+
+
 def moved(model: Any, step: int) -> None:
     """The program moves the parameters of each rank itself."""
     for parameter in model.parameters():
         parameter.data.add_(torch.full_like(parameter, 1e-3 * (1 + distributed.get_rank())))
-
-
-UNDER_NO_SYNC: Dict[str, Callable[[Record], None]] = {
-    # Nothing is averaged: backward and optimizer are under no_sync (accelerate's accumulate within another one), or the
-    # optimizer steps outside of it, or has more state, with DDP's flag.
-    "within": trained,
-    "outside": functools.partial(trained, inside=False),
-    "flagged": functools.partial(
-        trained, optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01), find_unused_parameters=True
-    ),
-    # The program averages, or means it so.
-    "gradients_by_hand": functools.partial(
-        trained, before=lambda model, step: averaged(*(p.grad for p in model.parameters()))
-    ),
-    "parameters_by_hand": functools.partial(
-        trained, after=lambda model, step: averaged(*(p.data for p in model.parameters()))
-    ),
-    "parameters_now_and_then": functools.partial(trained, after=averaged_now_and_then),
-    "first_rank_rules": functools.partial(trained, after=of_the_first_rank),
-    "noise": functools.partial(trained, after=moved),
-    # No micro-batch is averaged, or the first one alone.
-    "accumulated_within": two_micro_batches,
-    "first_only": functools.partial(two_micro_batches, averaged=[0]),
-}
-globals().update(UNDER_NO_SYNC)
-
-
-def flag_set_after(record: Record, before: bool = False) -> None:
-    from tests.late import flag_set_after
-
-    flag_set_after.run(record, before)
-    flush()
-
-
-# As the line advises.
-flag_set_before: Any = functools.partial(flag_set_after, before=True)
-
-
-def no_sync_around_backward(record: Record) -> None:
-    """The forward does not see it: each backward is averaged."""
-    model = wrapped()
-
-    def backward(step: int) -> None:
-        value = loss(model, step)
-        with model.no_sync():
-            value.backward()
-
-    train(record, model, sgd(model), backward=backward)
 
 
 class Inside(nn.Module):
@@ -162,59 +101,36 @@ class Inside(nn.Module):
         return value.detach()
 
 
-def backward_inside(record: Record) -> None:
-    model = wrapped(Inside(), static_graph=True)
-    train(record, model, sgd(model), between=logged, backward=lambda step: model(batch(step)))
+# How gradients are made in a step.
+
+
+def two_micro_batches(model: Any, step: int, averaged: Container[int] = ()) -> None:
+    """Of which some are averaged, and the others are under no_sync."""
+    for number in range(2):
+        with contextlib.nullcontext() if number in averaged else model.no_sync():
+            loss(model, 2 * step + number).backward()
+
+
+def around_backward(model: Any, step: int) -> None:
+    """The forward does not see it: each backward is averaged."""
+    value = loss(model, step)
+    with model.no_sync():
+        value.backward()
+
+
+def another_forward(model: Any, step: int) -> None:
+    """A forward for a log, between backward and step: nothing runs between it and the step."""
+    loss(model, step).backward()
+    loss(model, step)
+
+
+def by(record: Record, backward: Between, **how: Any) -> None:
+    model = wrapped(**how)
+    train(record, model, sgd(model), between=logged, backward=lambda step: backward(model, step))
     flush()
 
 
-def another_forward(record: Record) -> None:
-    """A forward for a log, between backward and step: nothing runs between it and the step."""
-    model = wrapped()
-
-    def backward(step: int) -> None:
-        loss(model, step).backward()
-        loss(model, step)
-
-    train(record, model, sgd(model), backward=backward)
-
-
-def same_data(record: Record) -> None:
-    """All ranks have the same batches, so that nothing has to be averaged."""
-    model = wrapped()
-    optimizer = sgd(model)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        with model.no_sync():
-            model(torch.ones(2, 4) * step).pow(2).mean().backward()
-            optimizer.step()
-        logged(step)
-        note(record, model)
-
-
-def local_steps(record: Record, steps: Sequence[int], then: Between = nothing, momentum: float = 0.9) -> None:
-    """Train; some steps use gradients of no_sync alone, after the last of which something happens."""
-    model = wrapped()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        with model.no_sync() if step in steps else contextlib.nullcontext():
-            loss(model, step).backward()
-        optimizer.step()
-        if step == steps[-1]:
-            then(model, step)
-        note(record, model)
-
-
-mixed: Any = functools.partial(local_steps, steps=[2, 3])
-# Steps of each rank by itself, then the first rank's parameters. A momentum would differ from then on.
-warm_up: Any = functools.partial(local_steps, steps=[0, 1, 2], then=of_the_first_rank, momentum=0.0)
-
-
-# Ranks with other numbers of backwards.
-
-
-def _backwards(record: Record, numbers: Callable[[int], int]) -> None:
+def backwards(record: Record, numbers: Callable[[int], int]) -> None:
     """Train with a number of backwards in each step that the rank decides; the other one makes up for it at the end."""
     model = wrapped()
 
@@ -228,10 +144,53 @@ def _backwards(record: Record, numbers: Callable[[int], int]) -> None:
         loss(model, 0).backward()
 
 
-# How often a rank calls backward in a step.
-NUMBERS: Dict[str, Callable[[int], int]] = {
-    "twice": lambda step: 1 + second_rank(),
-    # Both equally often, though not in each step.
-    "as_often": lambda step: 1 + step % 2,
+def flag_set_after(record: Record, before: bool = False) -> None:
+    by_attribute.run(record, before)
+    flush()
+
+
+def by_hand(of: Callable[[Any], Any]) -> Between:
+    return lambda model, step: averaged(*map(of, model.parameters()))
+
+
+PROGRAMS: Dict[str, Callable[[Record], None]] = {
+    # Nothing is averaged: backward and optimizer are under no_sync (accelerate's accumulate within another one), or the
+    # optimizer steps outside of it, or has more state, with DDP's flag.
+    "within": trained,
+    "outside": functools.partial(trained, inside=False),
+    "flagged": functools.partial(
+        trained, optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01), find_unused_parameters=True
+    ),
+    # The program averages, or means it so.
+    "gradients_by_hand": functools.partial(trained, before=by_hand(lambda p: p.grad)),
+    "parameters_by_hand": functools.partial(trained, after=by_hand(lambda p: p.data)),
+    "parameters_now_and_then": functools.partial(trained, after=averaged_now_and_then),
+    "first_rank_rules": functools.partial(trained, after=of_the_first_rank),
+    "noise": functools.partial(trained, after=moved),
+    # All ranks have the same batches, so that nothing has to be averaged.
+    "same_data": functools.partial(trained, loss=lambda model, step: model(torch.ones(2, 4) * step).pow(2).mean()),
+    # Some steps use gradients of no_sync alone.
+    "mixed": functools.partial(trained, local=[2, 3], inside=False),
+    # Steps of each rank by itself, then the first rank's parameters. A momentum would differ from then on.
+    "warm_up": functools.partial(
+        trained,
+        local=[0, 1, 2],
+        inside=False,
+        after=of_the_first_rank_once,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    ),
+    # No micro-batch is averaged, or the first one alone.
+    "accumulated_within": functools.partial(by, backward=two_micro_batches),
+    "first_only": functools.partial(by, backward=functools.partial(two_micro_batches, averaged=[0])),
+    "no_sync_around_backward": functools.partial(by, backward=around_backward),
+    "another_forward": functools.partial(by, backward=another_forward),
+    "flag_set_before": functools.partial(flag_set_after, before=True),
+    # How often a rank calls backward in a step: one more often, or both equally often, though not in each step.
+    "twice": functools.partial(backwards, numbers=lambda step: 1 + second_rank()),
+    "as_often": functools.partial(backwards, numbers=lambda step: 1 + step % 2),
 }
-globals().update({name: functools.partial(_backwards, numbers=numbers) for name, numbers in NUMBERS.items()})
+globals().update(PROGRAMS)
+
+
+def backward_inside(record: Record) -> None:
+    by(record, lambda model, step: model(batch(step)), module=Inside(), static_graph=True)

@@ -86,8 +86,12 @@ class Grouped(Sampler):  # type: ignore[type-arg]
         return iter([index, index + 1] for index in range(0, self.size, 2))
 
 
+def own() -> int:
+    return lengths()[rank()]
+
+
 def stream(**options: Any) -> Any:
-    return DataLoader(Stream(lengths()[rank()], **options), batch_size=2)
+    return DataLoader(Stream(own(), **options), batch_size=2)
 
 
 def tiny() -> nn.Module:
@@ -150,26 +154,24 @@ def _train(record: Record, loader: Any, even: Even, epochs: int = EPOCHS) -> Loo
     return loop
 
 
-def streamed(record: Record, even: Even = as_shipped) -> None:
-    """A stream, of which nobody knows how long it is."""
-    _train(record, stream(), even)
+# The loaders of loops that do nothing but train.
+LOADERS: Dict[str, Callable[[], Any]] = {
+    # A stream, of which nobody knows how long it is.
+    "streamed": lambda: stream(),
+    # Its worker lives as long as the loader.
+    "workers": lambda: DataLoader(Stream(own()), batch_size=2, num_workers=1, persistent_workers=True),
+    # A dataset of each rank's own, shuffled by the global random state.
+    "shuffled": lambda: DataLoader(Samples(own()), batch_size=2, shuffle=True),
+    # A sampler of batches whose length is not that of the epoch.
+    "grouped": lambda: DataLoader(Samples(own()), batch_sampler=Grouped(2 * own())),
+}
 
 
-def workers(record: Record, even: Even = as_shipped) -> None:
-    """Its worker lives as long as the loader."""
-    loader = DataLoader(Stream(lengths()[rank()]), batch_size=2, num_workers=1, persistent_workers=True)
-    _train(record, loader, even)
+def trained(record: Record, name: str, even: Even = as_shipped) -> None:
+    _train(record, LOADERS[name](), even)
 
 
-def shuffled(record: Record, even: Even = as_shipped) -> None:
-    """A dataset of each rank's own, shuffled by the global random state."""
-    _train(record, DataLoader(Samples(lengths()[rank()]), batch_size=2, shuffle=True), even)
-
-
-def grouped(record: Record, even: Even = as_shipped) -> None:
-    """A sampler of batches whose length is not that of the epoch."""
-    data = Samples(lengths()[rank()])
-    _train(record, DataLoader(data, batch_sampler=Grouped(len(data))), even)
+globals().update({name: functools.partial(trained, name=name) for name in LOADERS})
 
 
 def accumulated(record: Record, even: Even = as_shipped) -> None:
@@ -189,7 +191,7 @@ def accumulated(record: Record, even: Even = as_shipped) -> None:
 
 def zipped(record: Record, even: Even = as_shipped) -> None:
     """Two loaders, side by side."""
-    loop, one, other = Loop(record), stream(), DataLoader(Samples(lengths()[rank()]), batch_size=2)
+    loop, one, other = Loop(record), stream(), DataLoader(Samples(own()), batch_size=2)
     for _ in range(EPOCHS):
         for batch, more in zip(even(one), even(other)):
             loop.step(batch + more)
@@ -197,7 +199,7 @@ def zipped(record: Record, even: Even = as_shipped) -> None:
 
 
 # Evened by hand, under names of their own.
-UNEVEN = ("streamed", "workers", "shuffled", "grouped", "accumulated", "zipped")
+UNEVEN = (*LOADERS, "accumulated", "zipped")
 for _name in UNEVEN:
     for _how in ("stop", "pad"):
         vars()[f"{_name}_{_how}"] = functools.partial(vars()[_name], even=functools.partial(by_hand, _how))
@@ -229,13 +231,13 @@ def breaks_off(record: Record) -> None:
 
 def leaves_alone(record: Record) -> None:
     """The first rank leaves the loop earlier than the others, and trains on with something else."""
-    loop, own = Loop(record), Samples(8)
+    loop, more = Loop(record), Samples(8)
     for number, batch in enumerate(stream()):
         if rank() == 0 and number == 2:
             break
         loop.step(batch)
     while len(loop.steps) < 7:
-        loop.step(own.data[len(loop.steps) :][:2])
+        loop.step(more.data[len(loop.steps) :][:2])
 
 
 def evaluates(record: Record) -> None:

@@ -13,18 +13,14 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.late.parting import sums
+from tests.late.toolkit_loops import fit
 from tests.late.uneven_loops import EPOCHS, Samples, lengths, rank, tiny
 
 Record = Dict[str, Any]
 
 
 class Part(IterableDataset):  # type: ignore[type-arg]
-    """This rank's part of a stream, or the same evened by hand.
-
-    Args:
-        how: "stop", "pad", or "" for what the rank has.
-        times: how often each batch is given: accelerate and Trainer give each rank one of so many.
-    """
+    """This rank's part of a stream, or the same evened by hand; accelerate and Trainer take one of ``times``."""
 
     def __init__(self, how: str, times: int = 1) -> None:
         own = lengths()[rank()]
@@ -115,7 +111,6 @@ def trained(record: Record, how: str = "") -> None:
 def lightened(record: Record, how: str = "") -> None:
     """Lightning."""
     import lightning
-    from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -136,18 +131,7 @@ def lightened(record: Record, how: str = "") -> None:
             self.trainer.strategy.barrier()
 
     record["steps"] = []
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        strategy="ddp",
-        devices=distributed.get_world_size(),
-        plugins=[TorchElasticEnvironment()],
-        max_epochs=EPOCHS,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Module(), DataLoader(Part(how), batch_size=2))
+    fit(Module(), DataLoader(Part(how), batch_size=2), max_epochs=EPOCHS)
 
 
 # The distribution that each needs.

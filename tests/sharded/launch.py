@@ -14,43 +14,29 @@ RANKS = 4
 
 @dataclass
 class Plan:
-    """One training run beside a reference that has no FSDP, no LayerDrop and no ddpfix.
+    """One training run beside a reference that has no FSDP, no LayerDrop and no ddpfix."""
 
-    Attributes:
-        name: the key of its outcome.
-        kind: how the model is sharded, a key of :data:`tests.sharded.wraps.KINDS`.
-        model: an entry of the zoo; "" trains every one that asks whether it is sharded, and outcomes go by their names.
-        checkpointing: "", "layers" or "layers-reentrant" (the toolkit's own), or "encoder" (a user's, around it all).
-        optimizer: "sgd" or "adamw", both with weight decay.
-        accum: micro-batches a step.
-        evaluated: whether the model is evaluated before each step.
-    """
-
-    name: str
-    kind: str = "fsdp2"
+    name: str  # the key of its outcome
+    kind: str = "fsdp2"  # how the model is sharded, a key of tests.sharded.wraps.KINDS
+    # An entry of the zoo; "" trains every one that asks whether it is sharded, and outcomes go by their names.
     model: str = "wav2vec2"
     rate: float = 0.5
+    # "", "layers" or "layers-reentrant" (the toolkit's own), or "encoder" (a user's, around it all).
     checkpointing: str = ""
-    optimizer: str = "adamw"
-    accum: int = 1
-    evaluated: bool = False
+    optimizer: str = "adamw"  # "sgd" or "adamw", both with weight decay
+    accum: int = 1  # micro-batches a step
+    evaluated: bool = False  # whether the model is evaluated before each step
     steps: int = 5
 
 
 @dataclass
 class Scenario(scenario.Scenario):
-    """Plans that are run one after the other by one process a rank.
-
-    Attributes:
-        settings: arguments of ``ddpfix.activate``; None is the unpatched toolkit.
-        environ: environment variables of the ranks.
-        size: the world size.
-    """
+    """Plans that are run one after the other by one process a rank."""
 
     plans: List[Plan]
-    settings: Optional[Dict[str, str]] = None
-    environ: Dict[str, str] = field(default_factory=dict)
-    size: int = 2
+    settings: Optional[Dict[str, str]] = None  # arguments of ``ddpfix.activate``; None is the unpatched toolkit
+    environ: Dict[str, str] = field(default_factory=dict)  # environment variables of the ranks
+    size: int = 2  # the world size
     timeout: float = 300
 
 

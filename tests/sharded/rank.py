@@ -1,7 +1,4 @@
-"""One rank, forked from a process that imports torch and transformers once, then runs scenarios in forked children.
-
-Scenarios for fewer ranks than there are leave the last ones out.
-"""
+"""One rank, forked once torch and transformers are imported, which runs scenarios in forked children."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Run:
                 optimizer.step()
             self.record["apart"].append(self.apart())
             self.follow()
-        self.record["decided"] = self.decided()
+        self.record["decided"] = wraps.decided(self.model)
 
     def evaluate(self, number: int) -> None:
         """How many layers run, and how often something is gathered."""
@@ -195,15 +195,6 @@ class Run:
         with wraps.whole(self.model) as sharded, torch.no_grad():
             for name, value in self.alone.named_parameters():
                 value.copy_(sharded[name].reshape_as(value))
-
-    def decided(self) -> Any:
-        """What ddpfix says of the last step; None where it has no say."""
-        try:
-            import ddpfix
-
-            return sorted(f"{skip.module}.{skip.layer}" for skip in ddpfix.skipped_layers(self.model))
-        except LookupError:
-            return None
 
 
 def checkpointed(model: nn.Module, kind: str) -> None:

@@ -17,30 +17,19 @@ MODES: Dict[str, Dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """One test in one mode.
+    """One test in one mode."""
 
-    Attributes:
-        word: passed, failed, skipped, hung, or missing (not run in this mode, as its file cannot be imported there).
-        seconds: how long it took.
-        text: the error, or why it was skipped.
-    """
-
-    word: str
-    seconds: float
-    text: str = ""
+    word: str  # passed, failed, skipped, hung, or missing (not run in this mode, as its file cannot be imported there)
+    seconds: float  # how long it took
+    text: str = ""  # the error, or why it was skipped
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A test that fails under ddpfix because torch's error does not come, or says more.
+    """A test that fails under ddpfix because torch's error does not come, or says more."""
 
-    Attributes:
-        says: one of these has to stand in its failure; with another one it counts as any test.
-        reason: what it expects, in words.
-    """
-
-    says: Tuple[str, ...]
-    reason: str
+    says: Tuple[str, ...]  # one of these has to stand in its failure; with another one it counts as any test
+    reason: str  # what it expects, in words
 
 
 _NONE = "it expects torch's error about unused parameters, and there is none: the reduction is finalized"

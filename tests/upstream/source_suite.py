@@ -55,11 +55,7 @@ class SourceSuite:
         self.seconds: Dict[str, float] = {}
 
     def groups(self, parts: Sequence[str] = ()) -> List[List[str]]:
-        """The test files, those of a pattern together, but for those that are left out.
-
-        Args:
-            parts: of these texts, a file has one in its path; all files by default.
-        """
+        """The test files that are not left out, those of a pattern together, with one of these texts in their path."""
         left_out = LEFT_OUT[self.source.package]
         found = []
         for pattern in self.source.files:
@@ -90,11 +86,7 @@ class SourceSuite:
 
 
 def versions(source: Source, checkout: Path) -> Tuple[str, str]:
-    """The release that is tested, and what the checkout says of itself.
-
-    Raises:
-        SourceError: they are not the same release.
-    """
+    """The release that is tested, and what the checkout says of itself; SourceError if they differ."""
     if not source.version:
         found = version_of_tree(source.package, checkout)
         return found, found

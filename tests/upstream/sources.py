@@ -8,25 +8,18 @@ from typing import Dict, Tuple
 
 @dataclass(frozen=True)
 class Source:
-    """The tests of a toolkit in a checkout of it.
+    """The tests of a toolkit in a checkout of it."""
 
-    Attributes:
-        package: the name of the distribution that is tested, which is installed, and not what the checkout has.
-        version: the file of the checkout that has its version; empty for a toolkit that is on no registry: its package
-            in the checkout itself is tested, and the marks of the matrix tell its version.
-        parts: what is copied from the checkout to where the tests run.
-        files: patterns of the test files.
-        tag: what to check out, in words.
-        wrong: what the file of the version says in a checkout of another release, and that release.
-        place: where the tests look for the package's files in the checkout; the installed ones are there, by a link.
-    """
-
-    package: str
+    package: str  # the name of the distribution that is tested, which is installed, and not what the checkout has
+    # The file of the checkout that has its version; empty for a toolkit that is on no registry: its package in the
+    # checkout itself is tested, and the marks of the matrix tell its version.
     version: str
-    parts: Tuple[str, ...]
-    files: Tuple[str, ...]
-    tag: str
+    parts: Tuple[str, ...]  # what is copied from the checkout to where the tests run
+    files: Tuple[str, ...]  # patterns of the test files
+    tag: str  # what to check out, in words
+    # What the file of the version says in a checkout of another release, and that release.
     wrong: Dict[str, str] = field(default_factory=dict)
+    # Where the tests look for the package's files in the checkout; the installed ones are there, by a link.
     place: str = ""
 
 

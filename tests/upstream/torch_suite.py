@@ -58,13 +58,7 @@ def environment(more: Dict[str, str]) -> Dict[str, str]:
 
 
 def run(tests: Sequence[str], more: Dict[str, str], limit: float = LIMIT) -> Dict[str, Outcome]:
-    """The outcome of each test with these environment variables.
-
-    Args:
-        tests: names of methods.
-        more: what is added to the environment.
-        limit: seconds for each test.
-    """
+    """The outcome of each test (a method) with these environment variables, within so many seconds each."""
     with tempfile.TemporaryDirectory(prefix="ddpfix-upstream-") as folder:
         found: Dict[str, Outcome] = {}
         left = list(tests)

@@ -30,10 +30,7 @@ def no_sync_skipping(loop: Loop) -> None:
 
 @kind()
 def no_sync_around_backward(loop: Loop) -> None:
-    """no_sync stands around backward only, which DDP does not know: the forward has armed it.
-
-    DDP looks at the setting in the forward, so that every micro-batch is averaged.
-    """
+    """no_sync around backward only: DDP looks at it in the forward, so that every micro-batch is averaged."""
     for model, step in loop.training(mlp()):
         for micro in range(2):
             value = loss(model(loop.batch(step, micro)))
@@ -44,10 +41,7 @@ def no_sync_around_backward(loop: Loop) -> None:
 
 @kind(plain="parts", ours="plain")
 def forward_under_no_sync(loop: Loop) -> None:
-    """The forward stands under no_sync by mistake, its backward outside.
-
-    By DDP's documentation the forward is what counts: who has it under no_sync asks for no averaging.
-    """
+    """The forward stands under no_sync, its backward outside: by DDP's documentation the forward is what counts."""
     for model, step in loop.training(mlp()):
         with model.no_sync():
             value = loss(model(loop.batch(step)))

@@ -70,10 +70,7 @@ def wgan_gp(loop: Loop) -> None:
 
 @kind(plain="error", plain_cause="finished reduction")
 def lazy_r1(loop: Loop) -> None:
-    """StyleGAN2's lazy regularization: every second step has a backward of the penalty alone.
-
-    The last layer's bias has no part in the slope.
-    """
+    """StyleGAN2's lazy regularization: some backwards are of the penalty alone, without the last layer's bias."""
     d = loop.wrap(mlp(1))
     of_d = sgd(d)
     for step in loop.steps():
@@ -110,11 +107,7 @@ def fgsm_skipping(loop: Loop) -> None:
 
 @kind(plain="parts")
 def vaegan_retained(loop: Loop) -> None:
-    """VAE-GAN: a backward for the encoder and another for the decoder, through the same retained graph.
-
-    Both optimizers step in the end. DDP has averaged the encoder's and the decoder's first gradients by then, and adds
-    the second ones as they are.
-    """
+    """VAE-GAN: a retained graph has two backwards; DDP adds the second gradients to averages as they are."""
     encoder, decoder, d = loop.wrap(mlp()), loop.wrap(mlp()), loop.wrap(mlp(1))
     for step in loop.trained(encoder, decoder):
         made = decoder(encoder(loop.batch(step)))

@@ -69,10 +69,7 @@ for _act in (other_steps, all_reduce, other_is_wrapped):
 
 @kind(plain="wrong", three=True)
 def own_clipping_between_heads(loop: Loop) -> None:
-    """The model's own gradients are clipped after each of two backwards.
-
-    In plain torch the first clipping is lost: DDP writes what it averaged over it after the second backward.
-    """
+    """Gradients are clipped after each of two backwards; plain torch writes what it averaged over the first."""
     for model, step in loop.training(Apart(2)):
         for output in model(loop.batch(step)):
             loss(output).backward()

@@ -86,10 +86,7 @@ class Twice(nn.Module):
 # What comes after DDP's own end is averaged apart, and rounded apart.
 @kind(plain="parts", ours="either", cause="ddpfix:|" + TWICE, close=1e-7)
 def reentrant_layer_twice(loop: Loop) -> None:
-    """One layer is checkpointed twice; each of its recomputations has a backward of its own.
-
-    DDP takes the first gradient for the whole one.
-    """
+    """One layer is checkpointed twice, and has two backwards: DDP takes the first gradient for the whole one."""
     for model, step in loop.training(Twice()):
         loss(model(loop.batch(step).requires_grad_())).backward()
 
@@ -104,12 +101,7 @@ class Halved(CheckpointFunction):  # type: ignore[misc]
 
 
 class Between(nn.Module):
-    """A block that is checkpointed, reentrant, between two layers that are not.
-
-    Args:
-        uses: how often the block is used in a forward.
-        run: the checkpoint.
-    """
+    """A block that is checkpointed, reentrant, ``uses`` times in a forward, between two layers that are not."""
 
     def __init__(self, uses: int = 1, run: Any = None) -> None:
         super().__init__()

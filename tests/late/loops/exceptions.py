@@ -43,10 +43,7 @@ def forward_raises(loop: Loop) -> None:
 
 @kind(plain="hangs", ours="plain")
 def forward_raises_on_one_rank(loop: Loop) -> None:
-    """The forward raises on one rank, which goes on with its next batch: the others wait for its gradients.
-
-    Ranks are a batch apart from here on, and nobody can tell: the last step of one rank has no partner.
-    """
+    """The forward raises on one rank, which goes on: ranks are a batch apart, and the last step has no partner."""
     model = loop.wrap(Bad())
     optimizer = sgd(model)
     for step in loop.steps():
@@ -73,10 +70,7 @@ def _raising(times: int) -> Any:
 
 @kind(plain="error", plain_cause=UNFINISHED, ours="either", cause="ddpfix:|" + UNFINISHED)
 def backward_raises(loop: Loop) -> None:
-    """A hook raises half-way through backward, once, on all ranks; the loop drops the gradients and goes on.
-
-    Whether a rank's buckets were on their way by then is known to that rank only.
-    """
+    """A hook raises within backward on all ranks; whether buckets were on their way is known to a rank only."""
     model = loop.wrap(Blocks())
     optimizer, hook = sgd(model), _raising(1)
     for step in loop.steps(5):
@@ -124,10 +118,7 @@ def retried_before_backward(loop: Loop) -> None:
 
 @kind(plain="hangs", ours="plain", three=True)
 def nan_guard_with_a_constant(loop: Loop) -> None:
-    """A NaN loss is replaced by a constant that has a graph of its own, which no output reaches.
-
-    Nothing on this rank shows that a backward of the model was intended: the graph of its forward is not touched.
-    """
+    """A NaN loss is replaced by a constant: nothing on this rank shows that a backward of the model was meant."""
     for model, step in loop.training(mlp(), count=5):
         value = loss(model(loop.batch(step)))
         if step == 2 and loop.rank == 0:
@@ -142,10 +133,7 @@ def nan_guard_with_a_constant(loop: Loop) -> None:
     cause="(?s)cause: earlier steps ran 2 backwards, the last one ran 1.*cure: call backward equally often",
 )
 def left_after_the_first_backward(loop: Loop) -> None:
-    """An early ``continue`` after the first of two backwards; the gradients so far are thrown away.
-
-    Nobody can know whether they were used by hand before that.
-    """
+    """An early ``continue`` after the first of two backwards; gradients may have been used by hand before it."""
     model = loop.wrap(Apart(2))
     optimizer = sgd(model)
     for step in loop.steps(5):

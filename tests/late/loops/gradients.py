@@ -48,10 +48,7 @@ for _act in (dropped, by_hand):
 
 @kind(three=True)
 def pcgrad(loop: Loop) -> None:
-    """Gradient surgery: ``autograd.grad`` for each task, conflicts taken out, then averaged by the user.
-
-    DDP never sees a backward.
-    """
+    """Gradient surgery: ``autograd.grad`` for each task, averaged by the user; DDP never sees a backward."""
     model = loop.wrap(Blocks())
     optimizer, parameters = sgd(model), list(model.parameters())
     for step in loop.steps():

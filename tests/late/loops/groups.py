@@ -98,10 +98,7 @@ def _made_again(loop: Loop, skip: bool) -> None:
 
 @kind(counted=False, three=True, needs=("2.1",))
 def group_made_again(loop: Loop) -> None:
-    """The group is destroyed and made again, and ranks come back with other numbers.
-
-    In torch 2.0 a rank now and then hangs in ``destroy_process_group``, in plain torch as well.
-    """
+    """The group is made again, with other ranks (in plain torch 2.0 a rank may hang in destroy_process_group)."""
     _made_again(loop, False)
 
 

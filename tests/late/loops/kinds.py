@@ -33,46 +33,30 @@ KINDS: Dict[str, Kind] = {}
 
 @dataclass
 class Kind:
-    """A training program.
+    """A training program."""
 
-    Attributes:
-        name: of the function.
-        theme: the file that it stands in.
-        train: the program.
-        plain: what plain torch does: "right", "error", "hangs" (ranks wait for each other until a time limit), "parts"
-            (replicas differ in silence) or "wrong" (replicas agree, on something else than averaged gradients).
-        ours: what ddpfix does where plain torch is not right: "exact", "error", "either" or "plain" (the same as plain
-            torch, whatever that is; the docstring says why).
-        cause: a regular expression, found in an error of at least one rank where ours is "error" or "either", and in a
-            log where ours is "plain".
-        plain_cause: the same for plain torch.
-        three: whether the program is run on three ranks as well.
-        close: how far from the reference parameters may be; 0 is bit for bit.
-        close_three: the same on three ranks, whose sums are rounded in another order.
-        traced: whether a run that fails must have trained as the reference until then.
-        counted: whether what is sent is compared with plain torch.
-        activated: whether ddpfix is on from the start; otherwise the program does it.
-        needs: what torch must have: "2.3", or a dotted name.
-        timeout: seconds after which a rank is killed.
-        wait: seconds after which a collective gives up.
-    """
-
-    name: str
-    theme: str
-    train: Callable[[Loop], None]
+    name: str  # of the function
+    theme: str  # the file that it stands in
+    train: Callable[[Loop], None]  # the program
+    # What plain torch does: "right", "error", "hangs" (ranks wait for each other until a time limit), "parts" (replicas
+    # differ in silence) or "wrong" (replicas agree, on something else than averaged gradients).
     plain: str = "right"
+    # What ddpfix does where plain torch is not right: "exact", "error", "either" or "plain" (the same as plain torch,
+    # whatever that is; the docstring says why).
     ours: str = "exact"
+    # A regular expression, found in an error of at least one rank where ours is "error" or "either", and in a log where
+    # ours is "plain".
     cause: str = ""
-    plain_cause: str = ""
-    three: bool = False
-    close: float = 0.0
-    close_three: float = 2e-6
-    traced: bool = True
-    counted: bool = True
-    activated: bool = True
-    needs: Sequence[str] = ()
-    timeout: float = 12
-    wait: float = 6
+    plain_cause: str = ""  # the same for plain torch
+    three: bool = False  # whether the program is run on three ranks as well
+    close: float = 0.0  # how far from the reference parameters may be; 0 is bit for bit
+    close_three: float = 2e-6  # the same on three ranks, whose sums are rounded in another order
+    traced: bool = True  # whether a run that fails must have trained as the reference until then
+    counted: bool = True  # whether what is sent is compared with plain torch
+    activated: bool = True  # whether ddpfix is on from the start; otherwise the program does it
+    needs: Sequence[str] = ()  # what torch must have: "2.3", or a dotted name
+    timeout: float = 12  # seconds after which a rank is killed
+    wait: float = 6  # seconds after which a collective gives up
 
     @property
     def reason(self) -> str:

@@ -17,16 +17,12 @@ Ranks = List[pool.Record]
 
 @dataclass
 class Scenario:
-    """One run of one program.
-
-    Attributes:
-        threads: whether autograd runs in a thread of its own.
-    """
+    """One run of one program."""
 
     kind: str
     mode: str
     size: int
-    threads: bool = False
+    threads: bool = False  # whether autograd runs in a thread of its own
 
     @property
     def name(self) -> str:

@@ -53,10 +53,7 @@ def frozen_in_turn(loop: Loop) -> None:
 
 @kind(plain="parts", ours="plain", cause="ddpfix.*blocks.1")
 def set_free_after_wrapping(loop: Loop) -> None:
-    """A block that was frozen when DDP was built is set free: DDP does not know it, and replicas drift apart.
-
-    Nobody averages parameters that are in no bucket; a warning or an error names them.
-    """
+    """A block is set free that is in no bucket, as DDP was built while it was frozen: replicas drift."""
     module = Blocks()
     module.blocks[1].requires_grad_(False)
     model = loop.wrap(module)
@@ -68,10 +65,7 @@ def set_free_after_wrapping(loop: Loop) -> None:
 
 @kind(plain="error", plain_cause=UNFINISHED, ours="error", cause="ddpfix:.*blocks.1")
 def layer_replaced(loop: Loop) -> None:
-    """A block is replaced after wrapping: DDP waits for the old one, and does not know the new one.
-
-    To mark the old one as ready would let replicas part in silence where plain torch has an error.
-    """
+    """A block is replaced after wrapping. To mark the old one as ready would let replicas part in silence."""
     model = loop.wrap(Blocks())
     model.module.blocks[1] = nn.Linear(SIZE, SIZE)
     for step in loop.trained(model):
@@ -99,10 +93,7 @@ def activated_late(loop: Loop) -> None:
 
 @kind(activated=False, plain="error", plain_cause=UNFINISHED, ours="plain")
 def activated_late_skipping(loop: Loop) -> None:
-    """ddpfix is switched on after the model was wrapped, which leaves blocks out.
-
-    A model that ddpfix has not seen being wrapped may be left to torch, whose error stands.
-    """
+    """ddpfix is switched on after the model was wrapped, which leaves blocks out: it is left to torch's error."""
     model = loop.wrap(Blocks())
     loop.activate()
     for step in loop.trained(model):
@@ -137,10 +128,7 @@ add("deactivated_and_activated", deactivated("between_backwards", again=True), c
 
 @kind(plain="error", plain_cause=UNFINISHED, ours="plain")
 def deactivated_skipping(loop: Loop) -> None:
-    """ddpfix is switched off between forward and backward of a model that leaves blocks out.
-
-    From here on the model is torch's, whose error stands.
-    """
+    """ddpfix is switched off between forward and backward: the model is torch's from here, whose error stands."""
     for model, step in loop.training(Blocks(), count=5):
         value = loss(model(loop.batch(step), uneven(loop.rank, step)))
         if step == 2:

@@ -19,10 +19,7 @@ MODES = ("plain", "hand", *SETTINGS)
 
 
 class Alone(nn.Module):
-    """Stands where DistributedDataParallel stands, so that the text of a program stays the same.
-
-    It does no more than broadcast buffers when DDP does.
-    """
+    """Stands where DistributedDataParallel stands, and does no more than broadcast buffers when DDP does."""
 
     def __init__(self, module: nn.Module, process_group: Any = None, broadcast_buffers: bool = True, **_: Any) -> None:
         super().__init__()
@@ -83,12 +80,7 @@ class Loop:
         return model
 
     def track(self, model: nn.Module, ranks: Optional[Sequence[int]] = None) -> None:
-        """Record a model's parameters after each step.
-
-        Args:
-            model: the model.
-            ranks: the ranks on which it must be the same; all by default.
-        """
+        """Record a model's parameters after each step, which have to be the same on these ranks, or on all."""
         label = str(len(self._models))
         self._models[label] = (model, list(range(self.size) if ranks is None else ranks))
         self.record["ranks"][label] = self._models[label][1]
@@ -144,14 +136,7 @@ class Loop:
     def trained(
         self, *models: nn.Module, count: int = 4, momentum: float = 0.0, optimizer: Any = None
     ) -> Iterator[int]:
-        """The numbers of steps as most programs have them: gradients are reset, averaged and stepped on around each.
-
-        Args:
-            models: whose gradients are averaged.
-            count: of steps.
-            momentum: of the SGD that trains the models.
-            optimizer: instead of it.
-        """
+        """The numbers of steps as most programs have them: gradients are reset, averaged and stepped on around each."""
         optimizer = optimizer or sgd(*models, momentum=momentum)
         for step in self.steps(count):
             optimizer.zero_grad()

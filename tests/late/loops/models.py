@@ -36,10 +36,7 @@ def forward_twice_skipping(loop: Loop) -> None:
 
 @kind(plain="parts", three=True)
 def two_forwards_two_backwards(loop: Loop) -> None:
-    """Two forwards, then a backward of each: DDP averages in the first, and adds the second as it is.
-
-    In plain torch replicas part; the first forward's graph is not the one that DDP is armed for.
-    """
+    """Two forwards, then a backward of each: DDP is armed for the second one, and averages in the first."""
     for model, step in loop.training(mlp()):
         one, other = loss(model(loop.batch(step))), loss(model(loop.batch(step, 1)))
         one.backward()
@@ -110,10 +107,7 @@ def layerdrop(loop: Loop) -> None:
 
 @kind(plain="error", plain_cause="which is undefined|second time|" + TWICE, ours="plain", needs=("2.4",))
 def flag_set_and_two_backwards(loop: Loop) -> None:
-    """The flag with a backward for each of two outputs, of which the second is sometimes left out.
-
-    The flag is the user's own: it is torch that looks for unused parameters, and torch's error that stands.
-    """
+    """The user's flag and a backward for each of two outputs: torch looks for unused ones, and its error stands."""
     for model, step in loop.training(Heads(), find_unused_parameters=True):
         first, second = model(loop.batch(step))
         loss(first).backward(retain_graph=True)

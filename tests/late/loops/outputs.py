@@ -193,20 +193,14 @@ class _Sometimes(nn.Module):
 
 @kind(plain="hangs", ours="plain")
 def constant_on_one_rank(loop: Loop) -> None:
-    """On one rank, the output has a graph that reaches no parameter.
-
-    Such a backward cannot be distinguished from one for inputs alone (an attack), which must not be averaged.
-    """
+    """On one rank the graph reaches no parameter, as in a backward for inputs alone, which must not be averaged."""
     for model, step in loop.training(_Sometimes()):
         loss(model(loop.batch(step), step % 2 == 1 and loop.rank == 1)).backward()
 
 
 @kind(plain="hangs", ours="plain")
 def no_loss_on_one_rank(loop: Loop) -> None:
-    """On one rank a batch has no target: forward, but no backward at all in this step.
-
-    Nothing happens on this rank in which anyone could take part in the others' reduction.
-    """
+    """On one rank a batch has a forward and no backward, so that nothing happens there that could take part."""
     for model, step in loop.training(mlp()):
         value = loss(model(loop.batch(step)))
         if step != 2 or loop.rank == 0:

@@ -18,15 +18,11 @@ OUR_PREFIX = "ddpfix:"
 
 @dataclass
 class Verdict:
-    """The outcome of a run.
+    """The outcome of a run."""
 
-    Attributes:
-        outcome: "right", "error", "hangs", "killed" (hangs beyond every time limit), "parts", "wrong" or "unavailable".
-        text: the errors, or how far parameters are from what they should be.
-    """
-
+    # "right", "error", "hangs", "killed" (hangs beyond every time limit), "parts", "wrong" or "unavailable".
     outcome: str
-    text: str = ""
+    text: str = ""  # the errors, or how far parameters are from what they should be
 
 
 def verdict(ranks: Ranks, hand: Ranks, close: float) -> Verdict:

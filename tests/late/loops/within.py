@@ -20,11 +20,7 @@ FINALIZED = ("2.1",)
 
 
 class Within(nn.Module):
-    """A module whose forward trains it.
-
-    Args:
-        module: that is trained.
-    """
+    """A module whose forward trains another one."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
