@@ -5,7 +5,7 @@ Lightning's manual optimization is such a loop: the training step is the wrapped
 
 from __future__ import annotations
 
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -46,6 +46,17 @@ def step_within(loop: Loop, model: Any, action: Callable[[], Any]) -> None:
     model.require_backward_grad_sync = True
 
 
+def blocks_after(loop: Loop, model: Any, step: int, skips: Sequence[int] = ()) -> None:
+    """A usual step of blocks that are in a :class:`Within`."""
+    loss(model(lambda: model.module.inner(loop.batch(step), skips))).backward()
+    loop.sync(model)
+
+
+def blocks_within(loop: Loop, model: Any, step: int, skips: Sequence[int] = ()) -> None:
+    """The same with its backward within the forward."""
+    step_within(loop, model, lambda: prepared(loop, model, loss(model.module.inner(loop.batch(step), skips))))
+
+
 class Pair(nn.Module):
     """A generator and a discriminator."""
 
@@ -79,20 +90,15 @@ def within_pair(loop: Loop) -> None:
 @kind(plain="right", three=True)
 def within_all_used(loop: Loop) -> None:
     """One backward within the forward, of every parameter."""
-    blocks = Blocks()
-    model = loop.wrap(Within(blocks))
-    for step in loop.trained(model, count=STEPS):
-        step_within(loop, model, lambda s=step: prepared(loop, model, loss(blocks(loop.batch(s)))))  # type: ignore[misc]
+    for model, step in loop.training(Within(Blocks()), count=STEPS):
+        blocks_within(loop, model, step)
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True, needs=FINALIZED)
 def within_other_blocks_on_each_rank(loop: Loop) -> None:
     """Each rank leaves other blocks out, and the optimizer steps after the forward."""
-    blocks = Blocks()
-    model = loop.wrap(Within(blocks))
-    for step in loop.trained(model, count=STEPS):
-        used = uneven(loop.rank, step)
-        step_within(loop, model, lambda s=step, u=used: prepared(loop, model, loss(blocks(loop.batch(s), u))))  # type: ignore[misc]
+    for model, step in loop.training(Within(Blocks()), count=STEPS):
+        blocks_within(loop, model, step, uneven(loop.rank, step))
 
 
 @kind(plain="right")
@@ -144,26 +150,15 @@ def within_of_its_own(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED, needs=FINALIZED)
 def within_now_and_then(loop: Loop) -> None:
     """Some steps have their backward within the forward, others after it."""
-    blocks = Blocks()
-    model = loop.wrap(Within(blocks))
-    for step in loop.trained(model, count=STEPS + 2):
-        used = uneven(loop.rank, step)
-        if step % 2:
-            loss(model(lambda s=step, u=used: blocks(loop.batch(s), u))).backward()  # type: ignore[misc]
-            loop.sync(model)
-        else:
-            step_within(loop, model, lambda s=step, u=used: prepared(loop, model, loss(blocks(loop.batch(s), u))))  # type: ignore[misc]
+    for model, step in loop.training(Within(Blocks()), count=STEPS + 2):
+        (blocks_after if step % 2 else blocks_within)(loop, model, step, uneven(loop.rank, step))
 
 
 @kind(plain="error", plain_cause=UNFINISHED, needs=FINALIZED)
 def within_after_usual_steps(loop: Loop) -> None:
     """Steps like most come first, so that outputs are only marked when the first backward runs within a forward."""
-    blocks = Blocks()
-    model = loop.wrap(Within(blocks))
-    for step in loop.trained(model, count=STEPS + 4):
+    for model, step in loop.training(Within(Blocks()), count=STEPS + 4):
         if step < 5:
-            loss(model(lambda s=step: blocks(loop.batch(s)))).backward()  # type: ignore[misc]
-            loop.sync(model)
+            blocks_after(loop, model, step)
         else:
-            used = uneven(loop.rank, step)
-            step_within(loop, model, lambda s=step, u=used: prepared(loop, model, loss(blocks(loop.batch(s), u))))  # type: ignore[misc]
+            blocks_within(loop, model, step, uneven(loop.rank, step))
