@@ -17,7 +17,7 @@ import time
 import types
 from collections import Counter
 from pathlib import Path
-from typing import Any, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import distributed
@@ -150,6 +150,12 @@ class Module(types.ModuleType):
             ("is_current_stream_capturing", False),
         ):
             setattr(self, name, self._recorded(name, value))
+        fixed: Dict[str, Any] = {"is_initialized": True, "is_available": True, "_is_in_bad_fork": False}
+        fixed.update(current_device=0, device_count=2, manual_seed_all=None, set_rng_state=None)
+        fixed.update(get_amp_supported_dtype=[torch.float16, torch.bfloat16])
+        for name, value in fixed.items():
+            setattr(self, name, lambda *_, value=value, **__: value)
+        self.get_rng_state = lambda device=None: torch.get_rng_state()
 
     def record(self, name: str, device: Any = None) -> None:
         index = device.index if isinstance(device, torch.device) else None
@@ -166,33 +172,6 @@ class Module(types.ModuleType):
 
     def Event(self, enable_timing: bool = False) -> Any:
         return Event(self)
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def current_device(self) -> int:
-        return 0
-
-    def device_count(self) -> int:
-        return 2
-
-    def manual_seed_all(self, seed: int) -> None:
-        pass
-
-    def get_rng_state(self, device: Any = None) -> Any:
-        return torch.get_rng_state()
-
-    def set_rng_state(self, state: Any, device: Any = None) -> None:
-        pass
-
-    def get_amp_supported_dtype(self) -> List[Any]:
-        return [torch.float16, torch.bfloat16]
 
 
 class Event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -71,52 +72,40 @@ def fsdp1(model: nn.Module, **others: Any) -> nn.Module:
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **others)
 
 
-def fsdp1_flat(model: nn.Module) -> nn.Module:
-    """The optimizer sees one flat parameter a layer."""
-    return fsdp1(model, use_orig_params=False)
-
-
-def fsdp1_whole(model: nn.Module) -> nn.Module:
-    """One flat parameter for the whole model, so nothing is gathered layer by layer."""
-    return fsdp1(model, auto_wrap_policy=None)
-
-
-def fsdp1_forward_prefetch(model: nn.Module) -> nn.Module:
-    return fsdp1(model, forward_prefetch=True)
-
-
-def fsdp2(model: nn.Module) -> nn.Module:
+def mesh(*shape: int) -> Any:
+    """One of shards, or of replicas of shards."""
     from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards") if len(shape) > 1 else None)
+
+
+def fsdp2(model: nn.Module, *shape: int) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    made = mesh(*(shape or (distributed.get_world_size(),)))
     for _, layer in layers_of(model):
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
-
-
-def fsdp2_hybrid(model: nn.Module) -> nn.Module:
-    """Two replicas."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (2, distributed.get_world_size() // 2), mesh_dim_names=("replicas", "shards"))
-    for _, layer in layers_of(model):
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
+        fully_shard(layer, mesh=made)
+    return fully_shard(model, mesh=made)  # type: ignore[return-value]
 
 
 def fsdp1_hybrid(model: nn.Module) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import ShardingStrategy
 
-    mesh = init_device_mesh("cpu", (2, distributed.get_world_size() // 2), mesh_dim_names=("replicas", "shards"))
-    return fsdp1(model, device_mesh=mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+    two = mesh(2, distributed.get_world_size() // 2)
+    return fsdp1(model, device_mesh=two, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
 
 
 KINDS: Dict[str, Callable[[nn.Module], nn.Module]] = {
-    one.__name__: one
-    for one in (fsdp1, fsdp1_flat, fsdp1_whole, fsdp1_forward_prefetch, fsdp1_hybrid, fsdp2, fsdp2_hybrid)
+    "fsdp1": fsdp1,
+    # The optimizer sees one flat parameter a layer.
+    "fsdp1_flat": functools.partial(fsdp1, use_orig_params=False),
+    # One flat parameter for the whole model, so nothing is gathered layer by layer.
+    "fsdp1_whole": functools.partial(fsdp1, auto_wrap_policy=None),
+    "fsdp1_forward_prefetch": functools.partial(fsdp1, forward_prefetch=True),
+    "fsdp1_hybrid": fsdp1_hybrid,
+    "fsdp2": fsdp2,
+    # Two replicas.
+    "fsdp2_hybrid": lambda model: fsdp2(model, 2, distributed.get_world_size() // 2),
 }
 
 
