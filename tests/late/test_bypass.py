@@ -33,15 +33,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
     return launch.train(plans, tmp_path_factory.mktemp("past"))
 
 
-@pytest.mark.parametrize("loop", ROUTED)
-def test_replicas_part_in_plain_torch(outcomes: Dict[str, Ranks], loop: str) -> None:
-    first, second = steps(outcomes[f"plain-{loop}"])
-    assert first[0] != second[0]
-
-
 @pytest.mark.patches("torch.bypass")
 @pytest.mark.parametrize("loop", ROUTED)
-def test_routed_it_trains_what_the_wrapper_trains(outcomes: Dict[str, Ranks], loop: str) -> None:
+def test_replicas_part_and_routed_train_what_the_wrapper_trains(outcomes: Dict[str, Ranks], loop: str) -> None:
+    one, other = steps(outcomes[f"plain-{loop}"])
+    assert one[0] != other[0]
     first, second = steps(outcomes[f"route-{loop}"])
     assert first == second == steps(outcomes[f"edited-{loop}"])[0]
     (line,), others = said(outcomes[f"route-{loop}"], PAST)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import pytest
 import torch
 from ddpfix.patches.torch.internals import reducer
 from ddpfix.patches.torch.pipeline import ddp
 from ddpfix.patches.torch.replicas import divergence, fingerprint
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpfix
@@ -20,6 +20,7 @@ from ddpfix.rules import replicas
 from ddpfix.rules.replicas import Snapshot
 from tests.late import launch
 from tests.late.launch import Ranks, Scenario, ends, said, steps
+from tests.late.one_rank import alone, undone  # noqa: F401
 
 pytestmark = pytest.mark.patches("torch.divergence")
 SAID = "rank 1 diverged from rank 0 in Sequential"
@@ -167,17 +168,9 @@ def test_the_first_of_several_that_differ_is_named_on_all(outcomes: Dict[str, Ra
 # In one process.
 
 
-@pytest.fixture
-def model(tmp_path: Any) -> Iterator[Any]:
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+def test_a_single_rank_has_no_hook() -> None:
     ddpfix.activate(log="off")
-    yield DistributedDataParallel(nn.Linear(2, 2))
-    ddpfix.deactivate()
-    distributed.destroy_process_group()
-
-
-def test_a_single_rank_has_no_hook(model: Any) -> None:
-    assert ddp.of(model) is not None
+    assert ddp.of(DistributedDataParallel(nn.Linear(2, 2))) is not None
     drift = next(stage for stage in ddp.stages() if isinstance(stage, divergence.Divergence))
     assert drift.place not in drift._optimizer_steps._at
 

@@ -9,13 +9,13 @@ import torch
 from ddpfix.patches.torch.forwards import buffers
 from ddpfix.patches.torch.pipeline import ddp
 from packaging.version import Version
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import ddpfix
 from ddpfix.patching.site import Site
 from tests.late import launch, two_forwards
 from tests.late.launch import Ranks, Scenario, ends
+from tests.late.one_rank import alone, undone  # noqa: F401
 from tests.support import host_reads
 
 pytestmark = pytest.mark.patches("torch.buffers")
@@ -94,8 +94,7 @@ def _old_broadcast(self: Any) -> None:
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(DistributedDataParallel, "_sync_buffers", _old_broadcast)
     # As on a rank that takes another one's buffers.
     monkeypatch.setattr(buffers.private, "sends_buffers", lambda wrapper: False)
@@ -105,8 +104,6 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
     yield DistributedDataParallel(two_forwards.Scaled(nn.BatchNorm1d(4)))
     assert site.undo() == []
     assert vars(DistributedDataParallel)["_sync_buffers"] is _old_broadcast
-    ddpfix.deactivate()
-    distributed.destroy_process_group()
 
 
 def versions(model: Any) -> List[int]:
