@@ -34,7 +34,7 @@ def backwards(works: Mapping[int, TrainingProgress]) -> str:
         return _unreached(most, f"{'a forward' if number == 1 else f'{number} forwards'}{place}")
     # One that makes further forwards for a log has as many backwards as the others.
     if number and fewer and number <= fewer <= number + 1:
-        counts = ", ".join(f"{_times(known[rank])} forwards on rank {rank}" for rank in (most, least))
+        counts = f"{_times(one)} forwards on rank {most}, {_times(other)} on rank {least}"
         what = "one" if number == 1 else str(number)
         return f"Backward was called {counts}: rank {most} skipped {what}{place}. {_SKIPPED}"
     # Of the last forward, after which another rank waits for gradients of all.

@@ -15,7 +15,7 @@ import torch
 from tests.ranks.test_failures import LONG, Job, job
 from tests.support import results
 
-BACKWARDS = r"Backward was called 5 times in 6 forwards on rank 1, 6 times in 6 forwards on rank 0"
+BACKWARDS = r"Backward was called 5 times in 6 forwards on rank 1, 6 times in 6 on rank 0"
 
 
 def said(found: Job, words: str) -> List[List[str]]:

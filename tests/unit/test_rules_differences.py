@@ -46,7 +46,7 @@ def test_one_rank_has_called_more(
 
 
 PLAIN = TrainingProgress(12, 12)
-SKIPPED = "Backward was called 11 times in 12 forwards on rank 1, 12 times in 12 forwards on rank 0: "
+SKIPPED = "Backward was called 11 times in 12 forwards on rank 1, 12 times in 12 on rank 0: "
 
 
 @pytest.mark.parametrize(
