@@ -21,13 +21,13 @@ def main(mode: str) -> None:
             original(self)
 
         DistributedDataParallel._match_all_reduce_for_bwd_pass = _match_all_reduce_for_bwd_pass  # type: ignore[method-assign]
-    import ddpfix.auto  # noqa: F401
-
     if mode == "compiled":
-        # As if the reducer no longer said what it waits for.
+        # As if the reducer no longer said what it waits for: torch is here already, so the activation asks.
         from ddpfix.patches.torch.internals import reducer
 
         reducer.missing = lambda made: ([], False)
+    import ddpfix.auto  # noqa: F401
+
     if mode == "lightning":
         from tests.skipping.shapes import Item
         from tests.support import small_lightning
