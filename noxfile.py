@@ -8,7 +8,7 @@ from pathlib import Path
 import nox
 
 from tests.cells import environment, share, table
-from tests.cells.run import run
+from tests.cells.__main__ import run
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv"

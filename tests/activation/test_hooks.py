@@ -44,20 +44,10 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def check(installed: Place, stubs: Path) -> Checker:
-    return Checker(installed, stubs)
-
-
-class Checker:
-    def __init__(self, place: Place, stubs: Path) -> None:
-        self.place, self.stubs = place, stubs
-
-    def __call__(self, code: str, path: str = "") -> None:
-        """Run code after the set-up; it fails by an assertion, and prints nothing."""
-        text = SETUP + textwrap.dedent(code)
-        done = self.place.run("-c", text, cwd=self.stubs, PYTHONPATH=path or str(self.stubs))
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
+def check(place: Place, stubs: Path, code: str, path: str = "") -> None:
+    """Run code after the set-up; it fails by an assertion, and prints nothing."""
+    done = place.run("-c", SETUP + textwrap.dedent(code), cwd=stubs, PYTHONPATH=path or str(stubs))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
 
 
 # A program that looks at modules of the stubs, by what it shows.
@@ -250,8 +240,8 @@ PROGRAMS: Dict[str, str] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_import_system_works_as_ever(name: str, check: Checker) -> None:
-    check(PROGRAMS[name])
+def test_the_import_system_works_as_ever(name: str, installed: Place, stubs: Path) -> None:
+    check(installed, stubs, PROGRAMS[name])
 
 
 def test_runpy_of_a_watched_module(installed: Place, stubs: Path) -> None:
@@ -262,9 +252,11 @@ def test_runpy_of_a_watched_module(installed: Place, stubs: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, unpatched.stdout, "")
 
 
-def test_modules_in_a_zip_file(check: Checker, stubs: Path) -> None:
+def test_modules_in_a_zip_file(installed: Place, stubs: Path) -> None:
     """A zip file has one loader for all its modules, and that of Python 3.8 and 3.9 knows the older protocol only."""
     check(
+        installed,
+        stubs,
         """
         from importlib.util import find_spec
         find_spec("zip_more"), find_spec("zip_more"), find_spec("zipped")

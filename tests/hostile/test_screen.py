@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-from typing import Any, List, Optional, Tuple
+from typing import List
 
 import pytest
 from hypothesis import example, given, settings
@@ -12,27 +11,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ddpfix import _env
-from ddpfix.cli import main as command
 from ddpfix.cli import observe, run
 from ddpfix.cli.doctor import screen
 from ddpfix.matrix import detect, loader
 from tests.hostile import values
+from tests.hostile.values import called
 
 TRICK = "\x1b]0;title\x07\x9b31m[red]x[/red] [/] \u202e"
 OPTIONS = "--all --json --from --against --inside -o -m -c -- - 1.0 funasr==1 . nan"
 SETTINGS = "--unused --trace --seed --timeout --log"
 WORDS = st.one_of(st.sampled_from(f"{OPTIONS} {SETTINGS}".split()), values.texts)
 COMMANDS = st.sampled_from(["run", "probe", "plan", "explain", "report", "x"])
-
-
-def called(words: List[str]) -> Tuple[Optional[int], str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code: Any = command.main(words)
-        except SystemExit as end:
-            code = end.code
-    return code, out.getvalue(), err.getvalue()
 
 
 @settings(values.FEW, max_examples=40)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import pytest
 from hypothesis import example, given, settings
@@ -28,16 +26,9 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> None:
     LINES.append({"kind": "event", "time": 1.0, "step": 3, "level": "error", "text": "it fails"})
 
 
-def run(*words: str) -> Tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = main(list(words))
-    return code, out.getvalue(), err.getvalue()
-
-
 def look(folder: Path) -> str:
     """The data of the report, which ends with a result or with one line."""
-    code, data, said = run("report", str(folder), "--json", "-")
+    code, data, said = values.called(["report", str(folder), "--json", "-"])
     assert code in (0, 2) and (code == 0) == (not said) and said.count("\n") <= 1
     assert not values.commands(data) and not values.commands(said)
     return data

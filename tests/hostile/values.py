@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Tuple
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+
+from ddpfix.cli.main import main
 
 # Small samples: the whole folder has its part of the time of the README's command.
 FEW = settings(
@@ -84,6 +88,17 @@ def put_odd(file: Path, kind: str) -> None:
 def commands(text: str) -> Dict[str, int]:
     """The characters of a text that command a terminal, with how often."""
     return {repr(each): text.count(each) for each in COMMANDS & set(text)}
+
+
+def called(words: List[str]) -> Tuple[Optional[int], str, str]:
+    """The exit code of a command in this process, and what it printed to stdout and to stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code: Any = main(words)
+        except SystemExit as end:
+            code = end.code
+    return code, out.getvalue(), err.getvalue()
 
 
 def with_one_changed(whole: Any, change: Any, place: List[int]) -> Any:

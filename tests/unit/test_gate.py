@@ -6,6 +6,7 @@ import functools
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, Callable, Iterator, List
 
@@ -202,20 +203,16 @@ def test_what_is_no_function_gets_no_door(kit: Kit) -> None:
 
 
 def test_threads_open_it_once(kit: Kit) -> None:
-    site, start, said = Site("kit.patch"), threading.Barrier(6), []
+    site, start = Site("kit.patch"), threading.Barrier(6)
     gate = gated(kit, site)
     first = [kit.function]
 
-    def call() -> None:
+    def call(number: int) -> List[str]:
         start.wait()
-        said.append(first[0]())
+        return first[0]()
 
-    threads = [threading.Thread(target=call) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert said == [["ours", "original"]] * 6
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(call, range(6))) == [["ours", "original"]] * 6
     assert undone(gate, site) == []
 
 

@@ -9,6 +9,7 @@ import inspect
 import pickle
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from itertools import permutations
 from pathlib import Path
@@ -469,11 +470,8 @@ def test_threads_lose_no_layer(kit: Any) -> None:
             put(sites[number], "wrap" if number % 2 else "wrap_hot", owner, attribute, str(number))
 
     def run(target: Callable[[int], Any]) -> None:
-        threads = [threading.Thread(target=target, args=(number,)) for number in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(target, range(count)))
 
     sys.setswitchinterval(1e-6)
     try:
@@ -567,15 +565,12 @@ def test_threads_activate_once(active: Any) -> None:
 
     start = threading.Barrier(6)
 
-    def work() -> None:
+    def work(number: int) -> None:
         start.wait()
         active.activate()
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
     assert len(layers(vars(DistributedDataParallel)["__init__"])) == 2
 
 

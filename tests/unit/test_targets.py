@@ -13,7 +13,7 @@ import pytest
 import ddpfix
 from ddpfix import engine
 from ddpfix.patching.site import Site
-from tests.support import targets, undo
+from tests.support import undo
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -34,13 +34,13 @@ def sites() -> Iterator[Dict[str, Site]]:
 def test_the_matrix_lists_what_is_changed(sites: Dict[str, Site], toolkit: str) -> None:
     undo.imported(undo.targets(toolkit))
     import_module("transformers.models.wav2vec2.modeling_wav2vec2")
-    assert targets.differences(toolkit) == []
+    assert undo.differences(toolkit) == []
 
 
 def test_a_place_that_is_not_listed_is_found(sites: Dict[str, Site]) -> None:
     module = import_module("torch.utils.checkpoint")
     sites["torch.reentrant"].wrap(module, "checkpoint", lambda wrapped, _, args, kwargs: wrapped(*args, **kwargs))
-    assert targets.differences("torch") == [
+    assert undo.differences("torch") == [
         "torch.reentrant changes torch.utils.checkpoint:checkpoint, which the matrix does not list"
     ]
 
@@ -52,4 +52,4 @@ def test_a_target_at_which_nothing_is_done_is_found(sites: Dict[str, Site]) -> N
     wrapper = "torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel.forward"
     function = "torch.distributed.fsdp._fully_shard._fully_shard:fully_shard"
     said = [f"torch.fsdp does nothing at {place}, which the matrix lists" for place in (wrapper, function)]
-    assert sorted(targets.differences("torch")) == sorted(said)
+    assert sorted(undo.differences("torch")) == sorted(said)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from itertools import product
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, Iterator, List, Tuple
 
 import pytest
 
+from ddpfix.rules.names import in_short
 from tests.support import readme
 
 # A phrase, and what to say in its place.
@@ -87,3 +89,75 @@ def test_docstrings_of_functions_begin_with_their_verb(folder: str) -> None:
             text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) and returns(node) else None
             begun += [f"{source.name}: {text.splitlines()[0]}"] if text is not None and text.startswith(NOUNS) else []
     assert begun == []
+
+
+# No text of the sources has a line longer than 240 characters, so that a line of a log can be read.
+
+
+LONGEST = 240
+# What is put in while a program runs counts as so many characters.
+HIDDEN = "…" * 8
+# What the names of a file stand for: all that is assigned to them.
+Named = Dict[str, List[ast.expr]]
+
+
+def texts(node: ast.AST, named: Named) -> List[str]:
+    """Return the texts that an expression may be; [] where the source has none."""
+    if isinstance(node, ast.Constant):
+        return [re.sub(r"\{[^{}]*\}", HIDDEN, node.value)] if isinstance(node.value, str) else []
+    if isinstance(node, ast.Name):
+        return [text for value in named.get(node.id, ()) for text in texts(value, {})]
+    if isinstance(node, ast.IfExp):
+        return [*texts(node.body, named), *texts(node.orelse, named)]
+    if isinstance(node, ast.FormattedValue):
+        return texts(node.value, named) or [HIDDEN]
+    if isinstance(node, ast.JoinedStr):
+        # A constant of the file is as good as its text.
+        return ["".join(pieces) for pieces in product(*(texts(part, named) for part in node.values))]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        sides = [texts(side, named) for side in (node.left, node.right)]
+        return ["".join(pieces) for pieces in product(*(side or [HIDDEN] for side in sides))] if any(sides) else []
+    return []
+
+
+def of_file(path: Path) -> Iterator[Tuple[int, str]]:
+    """The texts of a file that are no docstrings, each with its line."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    named: Named = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            named.setdefault(node.targets[0].id, []).append(node.value)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp)) and id(node) not in docstrings:
+            yield from ((node.lineno, text) for text in texts(node, named))
+
+
+def too_long(path: Path) -> List[Tuple[int, str]]:
+    return [found for found in of_file(path) if max(map(len, found[1].splitlines()), default=0) > LONGEST]
+
+
+@pytest.mark.parametrize("folder", ["ddpfix", "patches"])
+def test_no_line_is_too_long(folder: str) -> None:
+    files = {
+        str(path.relative_to(readme.README.parent)): too_long(path)
+        for path in sorted((readme.README.parent / folder).rglob("*.py"))
+    }
+    assert {name: found for name, found in files.items() if found} == {} and len(files) > 100
+
+
+def test_what_is_put_in_counts(tmp_path: Path) -> None:
+    file = tmp_path / "said.py"
+    file.write_text(
+        f'ONE = "{"a" * 200}"\n\n\ndef say(a):\n    """{"b" * 300}"""\n    log(f"{{ONE}} of {{a}}" + str(a))\n'
+    )
+    assert [len(text) for _, text in of_file(file) if len(text) > 200] == [220, 212]
+    file.write_text(f'ONE = "{"a" * 200}"\n\n\ndef say(a):\n    log(f"{{ONE}}\\n{"b" * 230}", f"{{ONE}}{"b" * 41}")\n')
+    assert [len(text) for _, text in too_long(file)] == [241]
+
+
+def test_names_fit_into_a_line() -> None:
+    names = [f"wav2vec2.encoder.layers.{number}.weight" for number in range(9)]
+    assert in_short(names) == "wav2vec2.encoder.layers.0, wav2vec2.encoder.layers.1 and 7 more"
+    assert in_short([f"h.{number}.w" for number in range(9)]) == "h.0, h.1, h.2, h.3 and 5 more"
+    assert in_short(["a" * 99 + ".weight"]) == "a" * 99
