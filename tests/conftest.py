@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import fcntl
 import os
 import sys
+import tempfile
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import IO, Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
 from tests.later import later
-from tests.support import alone, compiled, off_main_thread, pool
+from tests.support import compiled, off_main_thread, pool
 
 HERE = Path(__file__).parent
+# One run of pytest has one name, which its workers share. A pytest that a test starts is another run: it would wait for
+# a test that waits to be alone, and that one for the test which has started it.
+RUN = os.environ.pop("PYTEST_XDIST_TESTRUNUID", "")
 # Hundreds of processes import the same modules: where this is set, each of them would compile all of ddpfix anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -158,9 +164,30 @@ def pytest_collection_modifyitems(config: Any, items: List[pytest.Item]) -> None
             item.add_marker("later")
 
 
+@contextlib.contextmanager
+def turn(alone: bool) -> Iterator[None]:
+    """Wait until a test may run: one that is to be alone until no other runs, any other until no such one runs.
+
+    Who waits to be alone holds the gate, through which everybody passes, so that others do not go on before it.
+    """
+    if not RUN:
+        yield
+        return
+    with _lock("gate") as gate, _lock("room") as room:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        if not alone:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
+def _lock(name: str) -> IO[str]:
+    return (Path(tempfile.gettempdir()) / f"ddpfix-{RUN}.{name}").open("w")
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    with alone.turn(item.get_closest_marker("alone") is not None):
+    with turn(item.get_closest_marker("alone") is not None):
         yield
 
 

@@ -1,3 +1,3 @@
-from tests.activation.fixtures import installed, real, requirements, torch_folder, unpatched, wheel
+from tests.activation.conftest import installed, real, requirements, torch_folder, unpatched, wheel
 
 __all__ = ["installed", "real", "requirements", "torch_folder", "unpatched", "wheel"]
