@@ -11,6 +11,7 @@ import ast
 import copy
 import importlib
 import importlib.util
+import operator
 import random
 import re
 from contextlib import contextmanager
@@ -334,17 +335,10 @@ class _Late:
             self._number = self._answer()
         return self._number
 
-    def __lt__(self, rate: float) -> bool:
-        return float(self) < rate
+    def _compares(how: Callable[[Any, Any], bool]) -> Any:  # type: ignore[misc]
+        return lambda self, rate: how(float(self), rate)
 
-    def __gt__(self, rate: float) -> bool:
-        return float(self) > rate
-
-    def __le__(self, rate: float) -> bool:
-        return float(self) <= rate
-
-    def __ge__(self, rate: float) -> bool:
-        return float(self) >= rate
+    __lt__, __gt__, __le__, __ge__ = map(_compares, (operator.lt, operator.gt, operator.le, operator.ge))
 
 
 class _Shim:

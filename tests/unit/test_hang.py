@@ -32,6 +32,7 @@ def in_torch(file: str, name: str) -> StackFrame:
 
 MAIN = StackFrame("/home/someone/train.py", 88, "main")
 PYTHON = os.path.dirname(os.__file__)
+TRAINER = "/venv/lib/python3/site-packages/transformers/trainer.py"
 CALL = in_torch("nn/modules/module.py", "_call_impl")
 ENGINE = in_torch("autograd/graph.py", "_engine_run_backward")
 LOADS = in_torch("utils/data/dataloader.py", "__next__")
@@ -64,6 +65,10 @@ STACKS: List[Tuple[List[StackFrame], Optional[bool], str, str]] = [
     ([MAIN, in_torch("utils/checkpoint.py", "checkpoint"), CALL], True, facts.FORWARD, "forward"),
     ([in_torch("distributed/elastic/multiprocessing/errors/__init__.py", "wrapper"), MAIN], None, facts.OTHER, "main"),
     ([MAIN, StackFrame(f"{PYTHON}/threading.py", 1, "wait")], None, facts.OTHER, "wait of "),
+    # A name of several things tells none: transformers' Trainer reads the loss there, in each step that is logged.
+    ([MAIN, StackFrame(TRAINER, 1, "_maybe_log_save_evaluate")], None, facts.OTHER, ""),
+    ([MAIN, StackFrame(TRAINER, 1, "evaluate")], None, facts.EVALUATION, ""),
+    ([MAIN, StackFrame(TRAINER, 1, "_save_checkpoint")], None, facts.CHECKPOINT, ""),
 ]
 
 
@@ -84,7 +89,6 @@ def test_a_line_that_waits_for_the_gpu_is_told_by_its_text(tmp_path: Path) -> No
 
 
 GRAD_SCALER, LINEAR = in_torch("amp/grad_scaler.py", "_maybe_opt_step"), in_torch("nn/modules/linear.py", "forward")
-TRAINER = "/venv/lib/python3/site-packages/transformers/trainer.py"
 # What a rank stands in that waits for its GPU: the line of the innermost frame, the frames below the script, what is
 # said. The driver is called below Python, so no frame of its own is there.
 READS: List[Tuple[str, List[StackFrame], str]] = [
@@ -158,14 +162,6 @@ def test_what_waits_for_something_else_is_told_as_before(
     monkeypatch: pytest.MonkeyPatch, line: str, below: List[StackFrame], phase: str
 ) -> None:
     assert standing(monkeypatch, line, below, on_device=True, stands=True).phase == phase
-
-
-def test_a_name_of_several_things_tells_none() -> None:
-    """transformers' Trainer reads the loss there, in each step that is logged."""
-    inside = [MAIN, StackFrame(TRAINER, 1, "_maybe_log_save_evaluate")]
-    assert places.classify(inside).phase == facts.OTHER
-    assert places.classify([MAIN, StackFrame(TRAINER, 1, "evaluate")]).phase == facts.EVALUATION
-    assert places.classify([MAIN, StackFrame(TRAINER, 1, "_save_checkpoint")]).phase == facts.CHECKPOINT
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="only Linux tells the state of a process")
