@@ -4,7 +4,8 @@
     python -m tests.cells torch --missing --discard     # run those of torch; gigabytes come and go, one cell at a time
 
 What was interrupted goes on where it stopped when the last command is called again. With ``--only FILE`` some files of
-tests are run, and no result is written.
+tests are run, and no result is written. With ``--sample N`` one in N tests of each file and patch is run, others in
+each release; the result says so.
 """
 
 from __future__ import annotations
@@ -52,8 +53,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--missing", action="store_true", help="only those that have no result of this matrix")
     parser.add_argument("--failed", action="store_true", help="only the tests that failed, and add that to the results")
     parser.add_argument("--discard", action="store_true", help="remove environment and downloads of each one after it")
+    parser.add_argument("--sample", type=_size, default=1, metavar="N", help="one in N tests of each file and patch")
     parser.add_argument("--only", action="append", default=[], metavar="FILE", help="a file of tests to run, not all")
     return parser
+
+
+def _code(cell: table.Cell, options: argparse.Namespace) -> int:
+    return run_failed(cell, FOLDER) if options.failed else run(cell, FOLDER, options.only, options.sample)
+
+
+def _size(word: str) -> int:
+    if not word.isdigit() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of 1 or more")
+    return int(word)
 
 
 def _passed(cell: table.Cell, options: argparse.Namespace, later: List[table.Cell]) -> bool:
@@ -61,7 +73,7 @@ def _passed(cell: table.Cell, options: argparse.Namespace, later: List[table.Cel
     begun, taken = time.monotonic(), 0
     try:
         with environment.downloads(FOLDER if options.discard else None):
-            code = run_failed(cell, FOLDER) if options.failed else run(cell, FOLDER, options.only)
+            code = _code(cell, options)
     except environment.NothingToRunError as error:
         print(f"not run: {error}")
         return True
@@ -76,13 +88,14 @@ def _passed(cell: table.Cell, options: argparse.Namespace, later: List[table.Cel
     return code == 0
 
 
-def run(cell: table.Cell, folder: Path, only: Sequence[str] = ()) -> int:
+def run(cell: table.Cell, folder: Path, only: Sequence[str] = (), size: int = 1) -> int:
     """Run the tests of a cell in its environment; returns the worst exit code of pytest.
 
     Args:
         cell: the cell.
         folder: where environments are made.
         only: files of tests to run and not all; such a run leaves no result, because it says nothing of the rest.
+        size: one in so many tests of each file and patch is run; neighbouring releases run different ones.
 
     Raises:
         NothingToRunError: the release cannot be had here.
@@ -90,13 +103,13 @@ def run(cell: table.Cell, folder: Path, only: Sequence[str] = ()) -> int:
     python = environment.made(cell, folder.resolve())
     codes, records, begun = [], [], time.monotonic()
     for tests in [tuple(only)] if only else cell.fit.tests:
-        code, record = _pytest(cell, folder.resolve(), python, (*tests, *_alone(cell)))
+        code, record = _pytest(cell, folder.resolve(), python, (*tests, *_alone(cell), *_sample(cell, size)))
         codes.append(code)
         if code not in (0, 1, _NONE):
             return code
         records.append(record)
     if not only:
-        results.write(results.merged(cell, records, time.monotonic() - begun))
+        results.write(results.merged(cell, records, time.monotonic() - begun, size))
     return max(codes)
 
 
@@ -129,6 +142,10 @@ def _pytest(cell: table.Cell, folder: Path, python: Path, tests: Sequence[str]) 
         file = Path(place) / "record.json"
         code = subprocess.call([*command, "--record", str(file), *tests], cwd=environment.ROOT, env=environ)
         return code, json.loads(file.read_text()) if code in (0, 1, _NONE) else {}
+
+
+def _sample(cell: table.Cell, size: int) -> Sequence[str]:
+    return ("--sample", str(size), "--turn", str(table.turn(cell))) if size > 1 else ()
 
 
 def _alone(cell: table.Cell) -> Sequence[str]:

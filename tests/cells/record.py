@@ -9,7 +9,9 @@ import json
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, Set
+from typing import Any, Dict, FrozenSet, List, Set, Tuple
+
+import pytest
 
 # What decides about a patch, and so is named in a result: distributions, as their metadata spells them.
 NAMED = (
@@ -35,11 +37,21 @@ class Record:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self.left = 0
         self.outcomes: Dict[str, str] = {}
         self.patches: Dict[str, Set[str]] = {}
 
+    # What conftest leaves out is gone by then.
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: Any, items: List[Any]) -> None:
+        kept = sample(items, config.getoption("--sample"), config.getoption("--turn"))
+        self.left = len(items) - len(kept)
+        if self.left:
+            config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
     def pytest_runtest_setup(self, item: Any) -> None:
-        self.patches[item.nodeid] = {name for mark in item.iter_markers("patches") for name in mark.args}
+        self.patches[item.nodeid] = {*marked(item)}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -57,6 +69,7 @@ class Record:
             "python": "{}.{}.{}".format(*sys.version_info),
             "packages": versions(),
             **{outcome: len(tests) for outcome, tests in ended.items()},
+            "left": self.left,
             "patches": sorted(self._patches(ended["passed"])),
             "broken": sorted(self._patches(ended["failed"])),
             "failures": sorted(ended["failed"]),
@@ -67,6 +80,23 @@ class Record:
 
     def _patches(self, tests: Set[str]) -> Set[str]:
         return {name for test in tests for name in self.patches.get(test, ())}
+
+
+def marked(item: Any) -> FrozenSet[str]:
+    """The patches that a test stands for."""
+    return frozenset(name for mark in item.iter_markers("patches") for name in mark.args)
+
+
+def sample(items: List[Any], size: int, turn: int) -> List[Any]:
+    """One in ``size`` of the tests of each file that stand for the same patches, and at least one of them.
+
+    ``turn`` says at which of them to begin: cells with other turns have other tests, and ``size`` of them have all.
+    """
+    groups: Dict[Tuple[str, FrozenSet[str]], List[Any]] = {}
+    for item in items:
+        groups.setdefault((item.nodeid.partition("::")[0], marked(item)), []).append(item)
+    kept = {id(item) for group in groups.values() for item in group[turn % min(size, len(group)) :: size]}
+    return [item for item in items if id(item) in kept]
 
 
 def versions() -> Dict[str, str]:
@@ -82,6 +112,8 @@ def versions() -> Dict[str, str]:
 
 def pytest_addoption(parser: Any) -> None:
     parser.addoption("--record", type=Path, help="where to write how the tests ended")
+    parser.addoption("--sample", type=int, default=1, help="run one in so many tests of each file and patch")
+    parser.addoption("--turn", type=int, default=0, help="which ones, of the sample's size")
 
 
 def pytest_configure(config: Any) -> None:

@@ -16,10 +16,11 @@ from tests.cells.table import Cell
 FOLDER = Path(__file__).resolve().parent.parent / "results"
 
 
-def merged(cell: Cell, records: List[Dict[str, Any]], seconds: float) -> Dict[str, Any]:
+def merged(cell: Cell, records: List[Dict[str, Any]], seconds: float, size: int = 1) -> Dict[str, Any]:
     """One result of the records of a cell's runs of pytest.
 
-    A patch is in it if one of its tests passed and none failed, in any of the runs.
+    A patch is in it if one of its tests passed and none failed, in any of the runs. If only one in ``size`` tests was
+    run, the result says so, and how many were left out.
     """
     packages: Dict[str, str] = records[0]["packages"]
     broken = {name for record in records for name in record["broken"]}
@@ -35,6 +36,7 @@ def merged(cell: Cell, records: List[Dict[str, Any]], seconds: float) -> Dict[st
         "patches": sorted(passed - broken),
         "cured": cured(cell),
         **{count: sum(record[count] for record in records) for count in ("passed", "failed", "skipped")},
+        **({"sample": size, "left": sum(record["left"] for record in records)} if size > 1 else {}),
         "seconds": round(seconds),
         "recorded": datetime.date.today().isoformat(),
         **({"failures": failures} if failures else {}),

@@ -315,6 +315,12 @@ def chosen(names: Sequence[str]) -> List[Cell]:
     return list(dict.fromkeys(found))
 
 
+def turn(cell: Cell) -> int:
+    """The place of a cell's release among those of its toolkit, which differs by one from that of its neighbours."""
+    others = {Version(other.version) for other in cells() if other.toolkit == cell.toolkit}
+    return sum(other < Version(cell.version) for other in others)
+
+
 def grouped(cells: Sequence[Cell]) -> List[Cell]:
     """The same cells, those that share an environment together, so that it is made once where it is removed again."""
     turns = list(dict.fromkeys(cell.environment for cell in cells))
