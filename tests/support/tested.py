@@ -1,4 +1,7 @@
-"""Writes what was tested into the matrix, from the results of cells: ``python -m tests.support.tested``.
+"""What was tested, from the results of cells to the matrix: ``python -m tests.support.tested``.
+
+    python -m tests.support.tested                  # writes the part tested: of compat_matrix.yaml
+    python -m tests.support.tested --here toolkit   # runs tests/<toolkit> in this environment, notes the result, writes
 
 A result is a file in ``tests/results``, one a cell: which versions were there, and the patches whose tests ran and
 passed. A patch counts as tested on the version that its own toolkit has in the cell. A file that no run has written is
@@ -7,11 +10,17 @@ refused.
 
 from __future__ import annotations
 
+import argparse
 import json
+import platform
+import re
+import subprocess
 import sys
 import textwrap
+import time
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 from packaging.version import Version
 
@@ -111,13 +120,59 @@ def written(text: str, made: str) -> str:
     return f"{before}\n{made}"
 
 
+def here(toolkit: str, folder: Path = RESULTS) -> int:
+    """Run a toolkit's tests in this environment and note the result; returns pytest's exit code."""
+    compiled.anew()
+    whole = Reader(YAML).untested()
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"tests/{toolkit.lower()}"]
+    done = subprocess.run(command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    sys.stdout.write(done.stdout)
+    if done.returncode == 0:
+        noted = _noted(toolkit, whole, _counts(done.stdout), time.monotonic() - begun)
+        folder.mkdir(exist_ok=True)
+        (folder / f"{noted['cell']}.json").write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
+    return done.returncode
+
+
+def _counts(output: str) -> Dict[str, int]:
+    last = output.strip().splitlines()[-1]
+    return {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped)", last)}
+
+
+def _noted(toolkit: str, whole: Matrix, counts: Mapping[str, int], seconds: float) -> Result:
+    version = metadata.version(whole.toolkits[toolkit])
+    cured = _cured(whole, toolkit, [Version(version)])
+    return {
+        "cell": f"{toolkit}-{version}",
+        "toolkit": toolkit,
+        "version": version,
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "packages": {},
+        "patches": sorted(patch for patch, versions in cured.items() if versions),
+        **{word: counts.get(word, 0) for word in ("passed", "failed", "skipped")},
+        "seconds": round(seconds),
+        "recorded": time.strftime("%Y-%m-%d"),
+    }
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Write what was tested into the matrix.")
+    parser.add_argument("--here", metavar="TOOLKIT", help="run its tests in this environment first")
+    options = parser.parse_args()
+    if options.here and here(options.here) != 0:
+        return 1
     try:
-        text = YAML.read_text(encoding="utf-8")
-        made = written(text, block(read(), Reader(YAML).untested()))
+        return _write(read())
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+
+
+def _write(results: Sequence[Result]) -> int:
+    text = YAML.read_text(encoding="utf-8")
+    made = written(text, block(results, Reader(YAML).untested()))
     if made != text:
         YAML.write_text(made, encoding="utf-8")
         compiled.anew()
