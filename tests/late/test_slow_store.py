@@ -18,18 +18,32 @@ from tests.support import ranks
 
 # Seconds that each message of rank 1 takes to the store: longer than a reduction, which does not pass it.
 DELAY = 0.25
-# Each rank leaves other parts of its model out in each step.
 PROGRAM = """
 import sys
 import torch
-from torch import distributed
-from tests.late import idle
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.left = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, whole):
+        return self.left(self.used(x)) if whole else self.used(x)
 
 distributed.init_process_group("gloo")
-idle.STEPS = 6
-record = {}
-vars(idle)[("flag_" if sys.argv[1] == "flag" else "") + "experts_momentum"](record)
-print(record["steps"])
+rank = distributed.get_rank()
+torch.manual_seed(0)
+flag = {"find_unused_parameters": True} if "flag" in sys.argv else {}
+model = DistributedDataParallel(Net(), **flag)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+for step in range(6):
+    optimizer.zero_grad()
+    torch.manual_seed(step + rank)
+    model(torch.randn(3, 4), rank == 0 and step % 2 == 0).square().mean().backward()
+    optimizer.step()
+print(*torch.cat([each.flatten() for each in model.parameters()]).tolist())
 distributed.destroy_process_group()
 """
 
