@@ -124,10 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--all", action="store_true", help="every fix, also those that are not applied, with the reason")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     for command in (run, probe, plan):
-        group = command.add_argument_group("settings", "each is a variable and a key of pyproject.toml as well")
-        for setting in SETTINGS:
-            text = f"{setting.meaning} (default: {setting.default}; {setting.variable})"
-            group.add_argument(f"--{setting.name}", metavar=_values(setting), help=text.replace("%", "%%"))
+        _add_settings(command)
     explain = commands.add_parser("explain", help="what a fix does, for which problem, evidence, versions and setting")
     text = "the name of a fix as plan prints it (transformers.layerdrop)"
     explain.add_argument("patch", help=text)
@@ -146,12 +143,25 @@ def _parser() -> argparse.ArgumentParser:
     report.add(commands)
     parser.commands = commands.choices
     for name, command in commands.choices.items():
-        for option, key in gone.options(name):
-            # The value of a removed one, if any follows, is read over.
-            now = gone.RENAMED.get(key, "")[len(PREFIX) :].lower()
-            nargs = None if now else "?"
-            command.add_argument(option, nargs=nargs, action=_Gone, key=key, dest=now or key, help=argparse.SUPPRESS)
+        _add_removed(name, command)
     return parser
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    """Have a command take each setting as an option."""
+    group = command.add_argument_group("settings", "each is a variable and a key of pyproject.toml as well")
+    for setting in SETTINGS:
+        text = f"{setting.meaning} (default: {setting.default}; {setting.variable})"
+        group.add_argument(f"--{setting.name}", metavar=_values(setting), help=text.replace("%", "%%"))
+
+
+def _add_removed(name: str, command: argparse.ArgumentParser) -> None:
+    """Have a command say what became of the options that it had."""
+    for option, key in gone.options(name):
+        # The value of a removed one, if any follows, is read over.
+        now = gone.RENAMED.get(key, "")[len(PREFIX) :].lower()
+        nargs = None if now else "?"
+        command.add_argument(option, nargs=nargs, action=_Gone, key=key, dest=now or key, help=argparse.SUPPRESS)
 
 
 def _split(words: List[str]) -> Tuple[List[str], List[str]]:

@@ -41,14 +41,9 @@ def probe(model: Any, batch: Any, loss_fn: Optional[Callable[[Any, Any], Any]] =
         TypeError, ValueError: an argument is not of these kinds; the message names it.
         RuntimeError: the model could not be observed.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}, not a torch.nn.Module")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps!r}: expected whole numbers from 1 on")
-    model = model.module if isinstance(model, DistributedDataParallel) else model
-    lazy = [name for name, each in model.named_parameters() if torch.nn.parameter.is_lazy(each)]
-    if lazy:
-        raise ValueError(f"model has parameters without a shape ({lazy[0]}): run one forward first")
+    model = _inside(model)
     program = Program(steps, lambda *given: None, lambda: None)
     subject = program.observe(model)
     batches = batch if hasattr(type(batch), "__next__") else [batch] * steps
@@ -58,13 +53,7 @@ def probe(model: Any, batch: Any, loss_fn: Optional[Callable[[Any, Any], Any]] =
         program.start()
         try:
             for _, given in zip(range(steps), batches):
-                given = _copied(given)
-                output = _called(model, given)
-                found, loss = (loss_fn(output, given), "loss_fn(output, batch)") if loss_fn else _own_loss(output)
-                if not isinstance(found, torch.Tensor):
-                    raise TypeError(f"loss_fn returned a {type(found).__name__}, not a tensor")
-                if found.requires_grad:
-                    found.mean().backward()
+                loss = _step(model, _copied(given), loss_fn)
                 subject.close()
                 subject.steps += 1
                 for _, parameter in subject.parameters:
@@ -76,6 +65,34 @@ def probe(model: Any, batch: Any, loss_fn: Optional[Callable[[Any, Any], Any]] =
         result = subject.result()
         result.loss, result.under = loss, ""
         return result
+
+
+def _inside(model: Any) -> Any:
+    """Return the module to train; TypeError or ValueError for what cannot be trained."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}, not a torch.nn.Module")
+    found = model.module if isinstance(model, DistributedDataParallel) else model
+    lazy = [name for name, each in found.named_parameters() if torch.nn.parameter.is_lazy(each)]
+    if lazy:
+        raise ValueError(f"model has parameters without a shape ({lazy[0]}): run one forward first")
+    return found
+
+
+def _step(model: Any, batch: Any, loss_fn: Optional[Callable[[Any, Any], Any]]) -> str:
+    """Run forward and backward on a batch; return what the loss is, in words."""
+    output = _called(model, batch)
+    found, words = (loss_fn(output, batch), "loss_fn(output, batch)") if loss_fn else _own_loss(output)
+    if not isinstance(found, torch.Tensor):
+        raise TypeError(f"loss_fn returned a {type(found).__name__}, not a tensor")
+    if found.requires_grad:
+        found.mean().backward()
+    return words
+
+
+def _called(model: Any, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
 @contextlib.contextmanager
@@ -138,12 +155,6 @@ def _generators() -> Iterator[Callable[[], object]]:
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         yield partial(numpy.set_state, numpy.get_state())
-
-
-def _called(model: Any, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
 def _own_loss(output: Any) -> Tuple[Any, str]:

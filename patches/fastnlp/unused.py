@@ -1,7 +1,7 @@
 """``find_unused_parameters`` where the user of fastNLP 0.7.0 set nothing ("Expected to have finished reduction").
 
 Up to 0.6.0 fastNLP always gave DDP the flag; 0.7.0 reads it from a keyword, and gives DDP its own default of False.
-That is no wish of the user's: ``torch.finalize`` trains what leaves parameters out. In 1.0.x DDP gets what he set.
+The user did not choose it, so ``torch.finalize`` trains what leaves parameters out. In 1.0.x DDP gets what he set.
 """
 
 from __future__ import annotations

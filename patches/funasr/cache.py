@@ -18,6 +18,10 @@ from . import trainers
 # From 1.0.26 to 1.0.28 ``reset_gpu_cache`` released above this many bytes, intended for a GPU of 80 GB.
 _LIMIT = 70 * 2**30
 _SHARE = 7 / 8
+_IGNORED = (
+    "this release of FunASR ignores train_conf.disable_gpu_cache, which emptied the GPU cache after every forward in"
+    " 1.0.11 to 1.0.17. Set DDPFIX_CACHE=1 to empty it after every step"
+)
 
 
 def release(site: Site, module: ModuleType, owner: Any) -> None:
@@ -36,10 +40,7 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
     def built(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         wrapped(*args, **kwargs)
         if kwargs.get("disable_gpu_cache") and "disable_gpu_cache" not in names:
-            log.warning(
-                "this release of FunASR ignores train_conf.disable_gpu_cache, which emptied the GPU cache after every"
-                " forward in 1.0.11 to 1.0.17. Set DDPFIX_CACHE=1 to empty it after every step"
-            )
+            log.warning(_IGNORED)
 
     def epoch(wrapped: Any, trainer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         given = trainers.epoch_of(wrapped, trainer, args, kwargs)
@@ -48,8 +49,7 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
         device = next(given.model.parameters()).device
         if (every is None and not reset) or not devices.is_accelerator(device):
             return wrapped(*args, **kwargs)
-        total = devices.total_memory(device)
-        limit = _LIMIT if total is None else min(_LIMIT, _SHARE * total)
+        limit = min(_LIMIT, _SHARE * (devices.total_memory(device) or _LIMIT / _SHARE))
         if reset:
             devices.empty_cache(device)
 

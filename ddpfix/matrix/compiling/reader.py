@@ -6,7 +6,7 @@ Every error names the file, the line and what is accepted there.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, FrozenSet, List, Mapping, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Sequence, Set, Tuple
 
 from packaging.version import Version
 
@@ -137,26 +137,19 @@ class Reader:
                 "setting": lambda one: one.known([setting.name for setting in SETTINGS], "setting"),
                 "when": lambda one: one,
                 "default": lambda one: one.known(("on", "off"), "default"),
-                "needs": Node.texts,
+                **{key: Node.texts for key in ("needs", "also", "after")},
                 "instead": lambda one: one,
                 "examined": lambda one: {key: kinds.hashes(item) for key, item in one.mapping().items()},
-                "also": Node.texts,
-                "after": Node.texts,
                 "moment": lambda one: one.known(("import", "gate"), "moment"),
                 "probe": kinds.code,
                 "does": Node.text,
             },
         )
         patch: Plain = {
-            "code": "",
+            **dict.fromkeys(("code", "probe", "does"), ""),
+            **{key: [] for key in ("needs", "also", "after")},
+            **{key: {} for key in ("instead", "examined")},
             "setting": None,
-            "instead": {},
-            "examined": {},
-            "probe": "",
-            "does": "",
-            "needs": [],
-            "also": [],
-            "after": [],
             **entry,
             "id": name,
             "when": kinds.when(entry["when"], entry.get("setting")) if "when" in entry else [],
@@ -177,21 +170,7 @@ class Reader:
         if not items:
             node.fail(f"patch {patch['id']!r} has no row")
         entries = [item.mapping(("why",), _ROW) for item in items]
-        begins, ends = (
-            [kinds.bound(entry[key]) if key in entry else None for entry in entries] for key in ("from", "to")
-        )
-        for number, (item, begin) in enumerate(zip(items[1:], begins[1:])):
-            before, end = begins[number], ends[number]
-            if begin is None:
-                item.fail("from missing; only the first row of a patch may begin without one")
-            if (before is not None and begin <= before) or (end is not None and begin < end):
-                twice = before if before is not None and begin <= before else begin
-                entries[number + 1]["from"].fail(
-                    f"version {twice} of patch {patch['id']} is claimed by this row and by the row in line"
-                    f" {items[number].line}; rows ascend, so that every version needs exactly one row"
-                )
-        if ends[-1] is None:
-            items[-1].fail("to missing: the last row of a patch says where it ends, write it like to: '5.24'")
+        _ascending(items, entries, patch["id"])
         rows = []
         for item, entry, following in zip(items, entries, [*entries[1:], {}]):
             begins_at = entry["from"].text() if "from" in entry else None
@@ -295,6 +274,23 @@ def _check(nodes: Mapping[str, Node], patches: Mapping[str, Plain]) -> None:
         for other in patch["after"]:
             if other not in patches:
                 nodes[name].fail(f"patch {name!r} cannot be after {other!r}; expected {', '.join(sorted(patches))}")
+
+
+def _ascending(items: Sequence[Node], entries: Sequence[Dict[str, Node]], patch: str) -> None:
+    """Refuse rows of a patch that leave a version without a row, or give it two."""
+    begins, ends = ([kinds.bound(entry[key]) if key in entry else None for entry in entries] for key in ("from", "to"))
+    for number, (item, begin) in enumerate(zip(items[1:], begins[1:])):
+        before, end = begins[number], ends[number]
+        if begin is None:
+            item.fail("from missing; only the first row of a patch may begin without one")
+        if (before is not None and begin <= before) or (end is not None and begin < end):
+            twice = before if before is not None and begin <= before else begin
+            entries[number + 1]["from"].fail(
+                f"version {twice} of patch {patch} is claimed by this row and by the row in line"
+                f" {items[number].line}; rows ascend, so that every version needs exactly one row"
+            )
+    if ends[-1] is None:
+        items[-1].fail("to missing: the last row of a patch says where it ends, write it like to: '5.24'")
 
 
 def _order(nodes: Mapping[str, Node], patches: Mapping[str, Plain]) -> List[str]:
