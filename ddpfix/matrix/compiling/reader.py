@@ -137,7 +137,7 @@ class Reader:
                 "setting": lambda one: one.known([setting.name for setting in SETTINGS], "setting"),
                 "when": lambda one: one,
                 "default": lambda one: one.known(("on", "off"), "default"),
-                **{key: Node.texts for key in ("needs", "also", "after")},
+                **dict.fromkeys(("needs", "also", "after"), Node.texts),
                 "instead": lambda one: one,
                 "examined": lambda one: {key: kinds.hashes(item) for key, item in one.mapping().items()},
                 "moment": lambda one: one.known(("import", "gate"), "moment"),
