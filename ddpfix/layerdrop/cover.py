@@ -78,7 +78,7 @@ def remember(site: Site, owner: type, made: Sequence[S], refused: Sequence[str] 
     first = COVERED[owner] = made[0]
     first.others = made[1:]
     first.refused = [*refused, *(text for each in made for text in each.refused)]
-    site.at_undo(functools.partial(_uncover, owner))
+    site.at_undo(functools.partial(COVERED.pop, owner, None))
     return first
 
 
@@ -150,10 +150,6 @@ def _dispatch(covered: Covered, original: Any) -> Callable[..., Any]:
         co_filename=inner.__code__.co_filename, co_firstlineno=inner.__code__.co_firstlineno
     )
     return FunctionType(code, inner.__globals__, forward.__name__, None, forward.__closure__)
-
-
-def _uncover(owner: type) -> None:
-    COVERED.pop(owner, None)
 
 
 def shared_call(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], method: str = "") -> Optional[Call]:

@@ -75,10 +75,6 @@ def _is_integer(word: str) -> bool:
     return word.isascii() and word.isdigit() and len(word) < 20 and int(word) < 2**63
 
 
-def _is_positive(word: str) -> bool:
-    return _is_integer(word) and int(word) > 0
-
-
 def _is_folder(word: str) -> bool:
     # A word that switches something is no folder: one of that name is written as a path (./1).
     return bool(word) and "\0" not in word and word not in ("0", "1", "on", "true", "false", "yes", "no", "none")
@@ -96,7 +92,7 @@ def _is_seconds(word: str) -> bool:
         return False
 
 
-_INTEGER, _COUNT = Kind("an integer", _is_integer), Kind("an integer", _is_positive)
+_INTEGER, _COUNT = Kind("an integer", _is_integer), Kind("an integer", lambda word: _is_integer(word) and int(word) > 0)
 _SECONDS, _FOLDER = Kind("seconds (up to a week)", _is_seconds), Kind("a folder", _is_folder, _absolute)
 SETTINGS: Tuple[Setting, ...] = (
     Setting("unused", "auto", ("auto", "find", "late", "static", "off")),

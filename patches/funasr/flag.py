@@ -8,7 +8,7 @@ user set nothing: so the user's value is noted for the time in which DDP is buil
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, ContextManager, Optional
+from typing import Any, Optional
 
 from ddpfix import log
 from ddpfix.models import wrap_hooks
@@ -23,7 +23,7 @@ WHERE = f"train_conf.{FLAG}"
 
 def arrive(site: Site, module: ModuleType, owner: Any) -> None:
     entry.before_main(site, normalise)
-    entry.around_main(site, _user_choice)
+    entry.around_main(site, lambda run: wrap_hooks.user_chose(user_flag(run)))
 
 
 def trainer(site: Site, module: ModuleType, owner: Any) -> None:
@@ -58,10 +58,6 @@ def user_flag(run: entry.Run) -> Optional[bool]:
     """Return the user's value, from the command line or a file; a downloaded model's configuration is not his."""
     theirs = FLAG in run.cfg or FLAG in (run.cfg.get("train_conf") or {})
     return truth(section(run.kwargs, "train_conf").get(FLAG), WHERE) if theirs else None
-
-
-def _user_choice(run: entry.Run) -> ContextManager[None]:
-    return wrap_hooks.user_chose(user_flag(run))
 
 
 def _warped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

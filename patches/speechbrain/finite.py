@@ -40,7 +40,7 @@ def contribute_nothing(site: Site, module: ModuleType, owner: Any) -> None:
     muted: Muted = WeakKeyDictionary()
 
     def wrap(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
-        kind = _defines(type(brain), "compute_objectives")
+        kind = next(level for level in type(brain).__mro__ if "compute_objectives" in vars(level))
         if kind is not owner and kind not in done and inspect.isfunction(vars(kind)["compute_objectives"]):
             done.append(kind)
             site.wrap_hot(kind, "compute_objectives", functools.partial(_compute_objectives, muted))
@@ -50,10 +50,6 @@ def contribute_nothing(site: Site, module: ModuleType, owner: Any) -> None:
     site.wrap(owner, "_wrap_distributed", wrap)
     site.wrap_hot(owner, "check_gradients", functools.partial(_check_gradients, muted))
     site.at_undo(functools.partial(_unmute_all, muted))
-
-
-def _defines(kind: Any, name: str) -> Any:
-    return next(level for level in kind.__mro__ if name in vars(level))
 
 
 def _compute_objectives(muted: Muted, original: Any) -> Callable[..., Any]:

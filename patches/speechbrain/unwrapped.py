@@ -64,7 +64,8 @@ def _statistics(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
 def _wrapped(seen: Any, shares: bool, wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
     """Compare what DDP leaves out, once for each module: what it has learned since is its own."""
     result = wrapped(*args, **kwargs)
-    if not brains.is_distributed(brain) or not _any_under_ddp(brain):
+    wrapped_any = any(isinstance(module, DistributedDataParallel) for module in brain.modules.values())
+    if not brains.is_distributed(brain) or not wrapped_any:
         # Nothing says that the other ranks are here.
         return result
     bare = {name: part for name, part in brain.modules.items() if not isinstance(part, DistributedDataParallel)}
@@ -96,10 +97,6 @@ def _wrapped(seen: Any, shares: bool, wrapped: Any, brain: Any, args: Any, kwarg
             " does not synchronise a module without trainable parameters (DDPFIX_SPEECHBRAIN_UNWRAPPED=0 skips this)"
         )
     return result
-
-
-def _any_under_ddp(brain: Any) -> bool:
-    return any(isinstance(module, DistributedDataParallel) for module in brain.modules.values())
 
 
 def _state(module: Any) -> List[Tuple[str, Any]]:
