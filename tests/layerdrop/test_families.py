@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import random
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -23,13 +23,6 @@ pytestmark = pytest.mark.patches("transformers.layerdrop")
 ENTRIES = [entry for entry in zoo.ZOO if entry.available()]
 # Where the unpatched family itself fails in some patterns of skips, there is nothing to compare with.
 SURVIVING = [entry for entry in ENTRIES if entry.survives()]
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    made = Site("test")
-    yield made
-    made.undo()
 
 
 # Of the families every third; a cell runs all.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Iterator, List
+from typing import Any, List
 
 import pytest
 import torch
@@ -21,13 +21,6 @@ pytestmark = pytest.mark.patches("transformers.recording")
 RELEASE = Version(transformers.__version__)
 LAYERS = 4
 WHISPER = pytest.mark.skipif(Version("4.23") > RELEASE, reason="Whisper came with 4.23")
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    made = Site("test")
-    yield made
-    made.undo()
 
 
 def patch(site: Site, entry: zoo.TinyModel) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from types import FunctionType
-from typing import Any, Iterator, List
+from typing import Any, List
 
 import numpy as np
 import pytest
@@ -50,13 +50,6 @@ class Twice(Encoder):
                 self.noted.append(layer)
                 x = torch.tanh(layer(x))
         return x
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    made = Site("test")
-    yield made
-    made.undo()
 
 
 def seed_all(seed: int) -> None:

@@ -16,7 +16,7 @@ from ddpfix.patches.common import layerdrop
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ddpfix.layerdrop import training
+from ddpfix.layerdrop import recompute, training
 from ddpfix.patching.site import Site
 from tests.support import zoo
 
@@ -187,6 +187,22 @@ def test_an_ambiguous_recomputation_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="could be the one that it repeats"):
         run.backward(run.forward(body))
+
+
+@pytest.mark.parametrize("known_by", ["storages", "generator", "not repeated yet"])
+def test_a_call_is_known_by_each_rule_alone(known_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two calls, which are the same by the other two rules."""
+    monkeypatch.setattr(recompute, "TASK", lambda: 0)
+    module = nn.Linear(1, 1)
+    first = torch.ones(1)
+    batches = [first, torch.ones(1) if known_by == "storages" else first]
+    for number, batch in enumerate(batches):
+        torch.manual_seed(number if known_by == "generator" else 0)
+        step = training.Step(training.Replica(module, 1), 0)
+        recompute.remember(module, (batch,), {}, number, step)
+    training.TRAINED.calls[module][0].repeated = known_by == "not repeated yet"
+    found = recompute.repeated(module, (batches[1],), {})
+    assert found is not None and found[0] == 1
 
 
 def enable(model: Any, reentrant: bool) -> None:

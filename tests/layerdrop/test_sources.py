@@ -26,6 +26,10 @@ def forward(self, hidden, rate):
 """
 
 
+# A loop over the layers within another one.
+TURN = "for i, part in enumerate(self.layers): hidden = hidden if draws[i] < self.p else part(hidden)"
+
+
 def found(condition: str, before: str = "pass", inside: str = "pass", **names: Any) -> List[Decision]:
     outer: Dict[str, Any] = {"torch": torch, "random": random, "np": np, "numpy": np, **names}
     tree = ast.parse(FORWARD.format(before=before, inside=inside, condition=condition)).body[0]
@@ -84,6 +88,7 @@ def test_a_number_is_followed_through_local_names(before: str, inside: str, cond
         # The same number for all layers, or not for all of them.
         ("draw = random.random()", "pass", "draw < self.p"),
         ("draws = torch.rand(3)", "pass", "draws[0] < self.p"),
+        ("draws = torch.rand(3)", TURN, "index in self.left_out"),
         ("draw = random.random()", "draw = 1.0 if index else draw", "draw < self.p"),
         # What it is compared with depends on data, or on the caller, or is no attribute: no public encoder computes it.
         ("survival = 1 - self.p", "draw = random.random()", "draw > survival"),

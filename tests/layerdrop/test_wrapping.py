@@ -6,7 +6,7 @@ import importlib
 import random
 import subprocess
 import sys
-from typing import Any, Iterator, List, Set
+from typing import Any, List, Set
 
 import pytest
 import torch
@@ -23,13 +23,6 @@ from ddpfix.patching.site import Site
 from tests.support import zoo
 
 RELEASE = Version(transformers.__version__)
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    made = Site("test")
-    yield made
-    made.undo()
 
 
 @pytest.fixture

@@ -68,7 +68,8 @@ def sizes() -> Dict[str, str]:
         module, _, attribute = name.rpartition(".")
         found = getattr(sys.modules[module], attribute) if module in sys.modules else None
         for part, held in {"": found}.items() if hasattr(found, "__len__") else getattr(found, "__dict__", {}).items():
-            if isinstance(held, Sized) and not isinstance(held, str) and len(held):
+            # The written order of subscribers is the same in every activation.
+            if part != "_order" and isinstance(held, Sized) and not isinstance(held, str) and len(held):
                 left[f"{name} {part}".rstrip()] = repr(held)
     return left
 

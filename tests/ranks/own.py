@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from random import random
+from random import Random
 
 import torch
 from torch import nn
 
 
 class OwnSource(nn.Module):
-    """A user's own encoder, whose draws nothing can stand for: the name is the function's, not a module's."""
+    """A user's own encoder, whose draws nothing can stand for: the generator is its own."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.dice = Random()
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
         self.layerdrop = 0.5
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            if self.training and random() < self.layerdrop:
+            if self.training and self.dice.random() < self.layerdrop:
                 continue
             hidden = hidden + torch.tanh(layer(hidden))
         return hidden

@@ -109,6 +109,8 @@ def last():
         # What a program has caught, and what is no error, is no failure of it.
         ("begin(0)", "False None None"),
         ("sys.exit(3)", "False None None"),
+        # With a prompt, Python goes on.
+        ("sys.ps1 = '>>> '; [][1]", "False None None"),
         ("raise KeyboardInterrupt", "False None None"),
         ("code.InteractiveInterpreter().runcode(compile('1/0', '<cell>', 'exec')); sys.exit(0)", "False None None"),
         ("sys.last_value = ValueError(); raise SystemExit(0)", "False None None"),

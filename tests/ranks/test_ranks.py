@@ -237,7 +237,7 @@ def test_a_model_whose_draws_nothing_can_stand_for() -> None:
         assert record["weights"] == as_shipped["weights"] and record["skipped"] == as_shipped["skipped"]
         assert all(record["equal"])
     assert ours[0]["skipped"] != ours[1]["skipped"]
-    assert job.output.count("OwnSource skips layers, and ranks may disagree") == 1, job.output
+    assert job.output.count("own.OwnSource: it draws from its own generator, self.dice (") == 1, job.output
 
 
 def test_a_first_rank_that_begins_later_is_not_waited_for() -> None:

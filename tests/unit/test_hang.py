@@ -85,6 +85,7 @@ def test_a_line_that_waits_for_the_gpu_is_told_by_its_text(tmp_path: Path) -> No
     stack = [StackFrame(str(script), 1, "main")]
     assert places.classify(stack, on_device=True).phase == facts.DEVICE
     assert places.classify(stack).phase == facts.OTHER
+    assert places.classify([*stack, in_torch("functional.py", "f")], on_device=True).phase == facts.OTHER
     assert places.classify([StackFrame(str(script), 2, "main")]).phase == facts.COLLECTIVE
 
 
@@ -191,6 +192,25 @@ def test_only_a_wait_for_a_disk_that_lasts_is_trouble(monkeypatch: pytest.Monkey
     assert [processes.lasting(1) for _ in range(4)] == ["S", "S", processes.DISK, "S"]
 
 
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (9, "It was ended by SIGKILL, as when the system runs out of memory"),
+        # With a core.
+        (128 + 6, "It was ended by SIGABRT, as when gloo"),
+        (11, "It was ended by SIGSEGV"),
+        (40, "It was ended by signal 40"),
+        (3 << 8, "It exited with code 3 past the end of its program"),
+        (0, "It was ended by a signal (by the launcher, where that was stopped) or called os._exit"),
+    ],
+)
+def test_how_a_process_has_ended(monkeypatch: pytest.MonkeyPatch, status: int, told: str) -> None:
+    monkeypatch.setattr(processes, "_stat_fields", lambda pid: ["Z", *["0"] * 48, str(status)])
+    assert processes.how(1).startswith(told)
+    monkeypatch.setattr(processes, "_stat_fields", lambda pid: ["S", *["0"] * 48, str(status)])
+    assert processes.how(1).startswith("It was ended by a signal")
+
+
 def test_the_stacks_of_all_threads_are_in_one_file(tmp_path: Path) -> None:
     for _ in range(2):
         assert monitor.write_stacks(str(tmp_path / "new"), 3, "why")
@@ -219,6 +239,17 @@ def test_a_rank_is_followed_without_a_word_from_it() -> None:
     position = tracker.position()
     assert position.step == 2 and position.where.startswith("test_hang.py:") and position.since >= 0.05
     assert not tracker.may_wait() and not position.may_wait()
+
+
+@pytest.mark.parametrize(
+    ("limits", "least"), [([100.0], 50), ([None], 300), ([1800.0], 300), ([100.0, 80.0], 40), ([-100.0, 200.0], 100)]
+)
+def test_it_is_said_before_a_group_gives_up(monkeypatch: pytest.MonkeyPatch, limits: List[Any], least: float) -> None:
+    """A group whose wait limits itself, which has a negative number here, is no measure."""
+    monkeypatch.setattr(monitor.internals, "groups", lambda: limits)
+    monkeypatch.setattr(monitor.timeouts, "shortest", lambda group: group)
+    monkeypatch.setattr(monitor.calls, "limits_itself", lambda group: group is not None and group < 0)
+    assert monitor.Monitor(distributed.HashStore(), Rank(0, 2, lambda: None), 300.0)._limit() == least
 
 
 def test_a_look_is_cheap(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ SKIPPED = "Backward was called 11 times in 12 forwards on rank 1, 12 times in 12
         ),
         (TrainingProgress(12, 11, waits=True).ended(), f"{SKIPPED}rank 1 skipped one. "),
         (TrainingProgress(12, 9, 3), "rank 1 skipped 3. "),
+        # The backward of its last forward is still to come.
+        (TrainingProgress(12, 10, 1), "rank 1 skipped one. "),
         (TrainingProgress(12, 12, 1), "On rank 1 no gradient reached the model after a forward: the loss"),
         (TrainingProgress(12, 12, missed=True), "On rank 1 no gradient reached the model after its last forward"),
     ],
@@ -127,6 +129,8 @@ def test_what_two_snapshots_tell(change: Any, unequal: List[int], is_compared: b
 def test_parameters_and_rates_that_differ_are_named() -> None:
     found = replicas.difference(THERE, THERE._replace(sums=[7, 9], samples=[[1.0, 2.0], [2.5]], rates={"lr": "0.2"}))
     assert found is not None
+    unknown = replicas.difference(THERE, THERE._replace(sums=[6, 9], samples=[[1.0, 2.0], [float("nan")]]))
+    assert unknown is not None and unknown.most != unknown.most
     line = replicas.describe_divergence(WHERE, found, ["b.weight"], 2, replicas.local_steps(2, "train.py:8"))
     assert line.startswith(
         "rank 1 diverged from rank 0 in Net between steps 2 and 4: 1 of 2 parameters, first b.weight (by 0.5 or more):"
@@ -243,12 +247,14 @@ def test_the_rate_of_a_module_above(
     [
         (["a.weight", "a.bias"], "\n    a (weight, bias)"),
         (["b.0.w", "b.1.w", "b.2.w", "b.4.w"], "\n    b.0 to 2, 4, each (w)"),
+        (["b.0.w", "b.1.w", "b.4.w"], "\n    b.0, 1, 4, each (w)"),
         (["a.weight"], "\n    a (weight)"),
+        ([f"d.{name}" for name in "vwxyz"], "\n    d (all 5 parameters)"),
         (["c"], "\n    the model (c)"),
     ],
 )
 def test_names_are_collapsed_by_module(held: Sequence[str], expected: str) -> None:
-    every = ["a.weight", "a.bias", *(f"b.{number}.w" for number in range(6)), "c"]
+    every = ["a.weight", "a.bias", *(f"b.{number}.w" for number in range(6)), "c", *(f"d.{name}" for name in "vwxyz")]
     assert names.listed(names.collapsed(held, every)) == expected
 
 

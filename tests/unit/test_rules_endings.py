@@ -124,6 +124,7 @@ def test_a_trace_without_an_end(have_exited: bool, is_explained: bool, level: st
         ([2, 0], "ranks 0 and 2"),
         ([0, 1, 2], "ranks 0 to 2"),
         ([0, 1, 3, 5, 6, 7], "ranks 0, 1, 3 and 5 to 7"),
+        (list(range(0, 22, 2)), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18 and 1 more"),
         (list(range(0, 40, 2)), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18 and 10 more"),
     ],
 )

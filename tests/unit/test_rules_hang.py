@@ -97,8 +97,11 @@ WAITS = (at(0, facts.BACKWARD), at(2, facts.BACKWARD))
         (at(1, facts.ENDED, 7, 2), waiting.UNEVEN),
         (at(1, facts.ENDED, 7), waiting.ABSENT),
         (at(1, facts.OTHER, 7, 2), waiting.SLOW),
+        # Nothing is counted there.
+        (at(1, facts.OTHER, 0, 2)._replace(counts={}), waiting.SLOW),
         (at(1, facts.COLLECTIVE, 8, 2, call="all_reduce of 1 float32"), waiting.SOME_ONLY),
         (at(1, facts.COLLECTIVE, 8, 2), waiting.MISMATCH),
+        (at(1, facts.COLLECTIVE, 8, 2, what="recv", call="recv of 1 float32"), waiting.MISMATCH),
     ],
 )
 def test_the_rank_that_is_behind_is_named_with_its_cause(late: Position, cause: str) -> None:
@@ -128,6 +131,7 @@ EARLY = "Did the loop end earlier on some ranks"
         (at(1, facts.COLLECTIVE, 8, 2, loops=BEHIND), {"loops": IN}, waiting.UNEVEN, PAST + EARLY),
         # In an epoch that may be another one, or is the same.
         (LATE_EPOCH, {"loops": IN_EPOCH}, waiting.EVALUATION, "on some ranks"),
+        (LATE_EPOCH._replace(epoch=1), {"loops": IN_EPOCH, "epoch": 2}, waiting.EVALUATION, "on some ranks"),
         (LATE_EPOCH._replace(epoch=1), {"loops": IN_EPOCH, "epoch": 1}, waiting.UNEVEN, PAST + EARLY),
         # In the body of the loop that the others are in, the end of the loop is no cause.
         (
@@ -136,8 +140,17 @@ EARLY = "Did the loop end earlier on some ranks"
             waiting.SOME_ONLY,
             "Call it on all ranks",
         ),
+        (at(1, facts.COLLECTIVE, 8, 2, call="c", loops=ALSO_IN), {"loops": IN}, waiting.SOME_ONLY, "on all ranks"),
         (at(1, facts.COLLECTIVE, 8, 2, call="barrier"), {}, waiting.SOME_ONLY, f"or on none.\n{EARLY}"),
+        # By its step, or in the same step by the loaders of the others, in a loop that evaluates by no name.
         (at(1, facts.COLLECTIVE, 8, 2, call="barrier"), {"loads": 1}, waiting.UNEVEN, "1 left the loop over the data"),
+        (at(1, facts.COLLECTIVE, call="barrier"), {"loads": 1}, waiting.UNEVEN, "1 left the loop over the data"),
+        (
+            at(1, facts.COLLECTIVE, call="barrier"),
+            {"loads": 1, "loops": (("/home/train.py", "validate", 6, ()),)},
+            waiting.SOME_ONLY,
+            "Call it on all ranks",
+        ),
     ],
 )
 def test_a_rank_past_the_loop_of_the_others(late: Position, waits: Dict[str, Any], cause: str, said: str) -> None:
@@ -147,17 +160,19 @@ def test_a_rank_past_the_loop_of_the_others(late: Position, waits: Dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("phase", "how", "said"),
     [
-        ({"moving": True}, "It is moving: late, not stuck. Its data is slow to read"),
-        ({"trouble": "its loader worker 0 (process 12) has ended"}, "A loader worker is dead or stopped"),
-        ({"trouble": "its 2 loader workers are alive"}, "A loader worker is stuck, or reads from a slow file system"),
-        ({}, "It is not moving. Its data loading is stuck, or reads from a slow file system"),
+        (facts.LOADER, {"moving": True}, "It is moving: late, not stuck. Its data is slow to read"),
+        (facts.LOADER, {"trouble": "its loader worker 0 (process 12) has ended"}, "worker is dead or stopped"),
+        (facts.LOADER, {"trouble": "its 2 loader workers are alive"}, "worker is stuck, or reads from a slow file"),
+        (facts.LOADER, {}, "It is not moving. Its data loading is stuck, or reads from a slow file system"),
+        (facts.EVALUATION, {"what": "validate"}, "rank 1 has been in evaluation, validate (train.py:88) for 305 s"),
+        (facts.EVALUATION, {"what": "forward in evaluation mode"}, "rank 1 has been in forward in evaluation mode (tr"),
     ],
 )
-def test_why_a_rank_reads_for_long(how: Dict[str, Any], said: str) -> None:
-    found = judged(*WAITS, at(1, facts.LOADER, 7, 2, **how))
-    assert found is not None and found.kind == waiting.LOADER and said in found.text, found
+def test_what_a_late_rank_does(phase: str, how: Dict[str, Any], said: str) -> None:
+    found = judged(*WAITS, at(1, phase, 7, 2, **how))
+    assert found is not None and said in found.text, found
 
 
 def test_a_call_of_one_rank_long_before_is_named() -> None:
@@ -169,12 +184,22 @@ def test_a_call_of_one_rank_long_before_is_named() -> None:
     assert "Rank 0 has begun one collective more, at log (train.py:5). Call it on all ranks or on none" in found.text
 
 
-def test_backwards_that_ranks_do_not_call_equally_often_are_the_cause() -> None:
-    skips = facts.TrainingProgress(12, 11, 1, "train.py:41")
-    late = at(1, facts.COLLECTIVE, 7, 12, work=skips)
-    found = judged(at(0, facts.BACKWARD, step=12, work=facts.TrainingProgress(12, 12)), late)
-    assert found is not None and found.kind == waiting.BACKWARDS, found
-    assert "rank 1 skipped one near train.py:41. Skip a batch on all ranks" in found.text
+SKIPPED, MISSED = facts.TrainingProgress(12, 11, 1, "train.py:41"), facts.TrainingProgress(12, 12, missed=True)
+
+
+@pytest.mark.parametrize(
+    ("late", "kind", "said"),
+    [
+        (at(1, facts.COLLECTIVE, 7, 12, work=SKIPPED), waiting.BACKWARDS, "rank 1 skipped one near train.py:41. Skip"),
+        (at(1, facts.OTHER, 7, 12, work=MISSED), waiting.BACKWARDS, "no gradient reached the model after its last"),
+        # Of a backward that runs, gradients may still come.
+        (at(1, facts.BACKWARD, 7, 12, work=MISSED), waiting.SOME_ONLY, "torch counts 1 call fewer on rank 1"),
+    ],
+)
+def test_backwards_that_ranks_do_not_call_equally_often_are_the_cause(late: Position, kind: str, said: str) -> None:
+    waits = [at(rank, facts.BACKWARD, step=12, work=facts.TrainingProgress(12, 12)) for rank in (0, 2)]
+    found = judged(*waits, late)
+    assert found is not None and found.kind == kind and said in found.text, found
 
 
 def test_a_rank_that_has_come_out_of_the_collective_of_the_others() -> None:
@@ -187,13 +212,17 @@ def test_ranks_that_nobody_waits_for_are_left_out() -> None:
     """Rank 0 receives from rank 1, which computes; rank 2 is gone, and nobody needs it."""
     receives = at(0, facts.COLLECTIVE, what="recv", call="recv of 1 float32 from rank 1", peer=1)
     found = judged(receives, at(1, facts.OTHER), absent=(facts.SilentRank(2, facts.GONE, "process 7 on x"),))
-    assert found is not None and found.ranks == [1] and "rank 0 waits in recv of 1 float32 from rank 1" in found.text
+    assert found is not None and (found.kind, found.ranks) == (waiting.SLOW, [1]), found
+    assert "rank 0 waits in recv of 1 float32 from rank 1" in found.text
 
 
 def test_of_many_late_ranks_some_are_told() -> None:
     found = judged(at(9, facts.WRAPPER, what="DDP's forward"), *(at(rank, facts.OTHER, 7) for rank in range(6)))
     assert found is not None and found.text.count("rank ") >= 4 and "not waiting either: ranks 3 to 5;" in found.text
     assert "rank 9 waits in DDP's forward of step 3 (train.py:88)" in found.text
+    # Of late ranks, the one in a debugger is the cause.
+    found = judged(*WAITS, at(1, facts.LOADER, 7, 2), at(3, facts.DEBUGGER, 7, 2))
+    assert found is not None and (found.kind, found.ranks) == (waiting.DEBUGGER, [3]), found
 
 
 def test_a_rank_that_is_past_its_data_is_told_from_one_that_computes() -> None:
@@ -215,6 +244,8 @@ def test_ranks_that_are_gone_or_stopped_come_first() -> None:
         assert found is not None and (found.kind, found.ranks) == (waiting.ABSENT, [3]), found
         assert f"rank 3 {said}" in found.text, found.text
         assert found.may_end == (how != facts.TRACED)
+    found = judged(*WAITS, absent=tuple(facts.SilentRank(rank, facts.GONE, "process 7 on x") for rank in range(3, 7)))
+    assert found is not None and found.text.count("has exited") == 3 and "; likewise rank 6;" in found.text, found
     # Of one that is silent nothing is known: a rank that is late explains more.
     found = judged(*WAITS, late, absent=(facts.SilentRank(3, facts.SILENT, "process 7 on x"),))
     assert found is not None and found.ranks == [1]
@@ -265,6 +296,8 @@ def test_sizes_and_numbers_that_differ() -> None:
     found = judged(at(0, facts.BACKWARD, 9), at(1, facts.BACKWARD), at(2, facts.BACKWARD))
     assert found is not None and (found.kind, found.ranks) == (waiting.SOME_ONLY, [0])
     assert "torch counts 1 call more on rank 0 than on the others" in found.text
+    found = judged(at(0, facts.BACKWARD, 9, step=4), at(1, facts.BACKWARD), at(2, facts.BACKWARD))
+    assert found is not None and (found.kind, found.ranks) == (waiting.MISMATCH, [0])
 
 
 def test_what_is_only_slow_is_no_hang() -> None:
@@ -276,6 +309,8 @@ def test_what_is_only_slow_is_no_hang() -> None:
     # All of them compute in a backward that has begun no collective.
     assert judged(at(0, facts.BACKWARD, idle=False), at(1, facts.BACKWARD, idle=False)) is None
     assert judged(at(0, facts.BACKWARD, idle=False), at(1, facts.LOADER)) is None
+    # One has come out of the collective of the others for a moment only.
+    assert judged(at(0, facts.COLLECTIVE, call="all_reduce of 2 float32"), at(1, facts.OTHER, since=99.0)) is None
     # One has come into the same collective just now.
     assert judged(at(0, facts.BACKWARD), at(1, facts.BACKWARD, still=1.0)) is None
 

@@ -76,6 +76,7 @@ def test_the_cause_is_said_by_all_and_written_for_elastic(
     waits._read_cause()
     assert len(said) == 1
     waits._read_cause()
+    waits._read_cause()
     later._leave()
     above = endings.above(cause)
     assert said[1:] == [*[(cause.line, cause.data())] * 2, (above.line, above.data())]
@@ -117,16 +118,20 @@ def test_a_rank_that_goes_on_without_its_group_or_ddpfix(store: Any, said: List[
 
 
 @pytest.mark.skipif(not records.space(), reason="only Linux tells what processes have in common")
-@pytest.mark.parametrize("is_here", [True, False])
-def test_a_rank_without_a_last_word(store: Any, said: List[Line], is_here: bool) -> None:
+@pytest.mark.parametrize(("is_here", "beats"), [(True, 1), (False, 1), (False, -1)])
+def test_a_rank_without_a_last_word(store: Any, said: List[Line], is_here: bool, beats: int) -> None:
+    """One that has given no sign of life is not silent."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     killed = rank(store, 1)
     space = records.space() if is_here else "another machine"
-    killed._records._own = killed._records._own._replace(pid=child.pid, host="node", space=space)
+    killed._records._own = killed._records._own._replace(pid=child.pid, host="node", space=space, beat=beats)
     killed._records.beat(2)
     rank(store, 0, GONE)._leave()
     ((text, finding),) = said
+    if beats < 0:
+        assert text == f"rank 0 failed in step 3: RuntimeError: {GONE}"
+        return
     process = f", last seen in step 2, rank 0 is in step 3: process {child.pid} on node has"
     told = f"ended without a word{process} exited. " if is_here else f"is silent{process} given no sign of life for 0 s"
     assert text.startswith(f"rank 1 {told}") and finding is not None
