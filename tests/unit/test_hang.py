@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 
 from ddpfix.exchange import records
+from ddpfix.groups import calls, internals, timeouts
 from ddpfix.matrix import loader
 from ddpfix.monitor import hang as monitor
 from ddpfix.monitor import loaders, places, processes
@@ -246,9 +247,9 @@ def test_a_rank_is_followed_without_a_word_from_it() -> None:
 )
 def test_it_is_said_before_a_group_gives_up(monkeypatch: pytest.MonkeyPatch, limits: List[Any], least: float) -> None:
     """A group whose wait limits itself, which has a negative number here, is no measure."""
-    monkeypatch.setattr(monitor.internals, "groups", lambda: limits)
-    monkeypatch.setattr(monitor.timeouts, "shortest", lambda group: group)
-    monkeypatch.setattr(monitor.calls, "limits_itself", lambda group: group is not None and group < 0)
+    monkeypatch.setattr(internals, "groups", lambda: limits)
+    monkeypatch.setattr(timeouts, "shortest", lambda group: group)
+    monkeypatch.setattr(calls, "limits_itself", lambda group: group is not None and group < 0)
     assert monitor.Monitor(distributed.HashStore(), Rank(0, 2, lambda: None), 300.0)._limit() == least
 
 
