@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import json
@@ -108,6 +109,8 @@ def _hash(data: bytes) -> str:
 
 def _left() -> Dict[str, Any]:
     """The threads and descriptors that are left once the group is destroyed."""
+    # A group's threads end with its last model, and plain torch leaves models that are done to the collector too.
+    gc.collect()
     begun = changed = time.monotonic()
     before = _tasks()
     while before > 1 and time.monotonic() < min(begun + SETTLE, changed + STILL):
