@@ -71,7 +71,7 @@ class Record:
                 # A later layer of ours wraps this one: when it is undone, it restores what this one restores.
                 if record.was is self.now:
                     record.was = self.was
-                    record.inherited = self.inherited and record.owner is self.owner
+                    record.inherited = self.inherited if record.owner is self.owner else record.inherited
             if later:
                 CHANGES.in_place.remove(self)
         return problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from types import FunctionType
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
@@ -84,12 +84,14 @@ class Block(nn.Module):
         return torch.tanh(self.inner(x))
 
 
-@pytest.mark.parametrize(("count", "shared"), [(3, True), (1, False)])
+@pytest.mark.parametrize(
+    ("kinds", "shared"), [((Block,) * 3, True), ((Block,), False), ((Block, nn.Dropout, Block), False)]
+)
 def test_a_module_that_draws_for_itself_is_a_layer_among_others_of_its_class(
-    site: Site, count: int, shared: bool
+    site: Site, kinds: Tuple[type, ...], shared: bool
 ) -> None:
     everywhere.in_models(site, SHARE)
-    model = nn.Sequential(nn.Sequential(*(Block(0.5) for _ in range(count))), nn.Linear(4, 4)).train()
+    model = nn.Sequential(nn.Sequential(*(kind(0.5) for kind in kinds)), nn.Linear(4, 4)).train()
     wrap_hooks.run_before_wrap(model)
     assert (Block in cover.COVERED) is shared and bool(cover.active(model)) is shared
     patterns = []

@@ -191,18 +191,18 @@ def test_an_ambiguous_recomputation_is_refused() -> None:
 
 @pytest.mark.parametrize("known_by", ["storages", "generator", "not repeated yet"])
 def test_a_call_is_known_by_each_rule_alone(known_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two calls, which are the same by the other two rules."""
+    """Of two calls of a step whose backward has begun, which are the same by the other two rules."""
     monkeypatch.setattr(recompute, "TASK", lambda: 0)
     module = nn.Linear(1, 1)
     first = torch.ones(1)
     batches = [first, torch.ones(1) if known_by == "storages" else first]
+    step = training.Step(training.Replica(module, 1), 0, reached=True)
     for number, batch in enumerate(batches):
         torch.manual_seed(number if known_by == "generator" else 0)
-        step = training.Step(training.Replica(module, 1), 0)
         recompute.remember(module, (batch,), {}, number, step)
     training.TRAINED.calls[module][0].repeated = known_by == "not repeated yet"
-    found = recompute.repeated(module, (batches[1],), {})
-    assert found is not None and found[0] == 1
+    found = recompute.repeated(module, (first,), {})
+    assert found is not None and found[0] == (known_by != "storages")
 
 
 def enable(model: Any, reentrant: bool) -> None:

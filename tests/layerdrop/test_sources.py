@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
+from types import SimpleNamespace
 from typing import Any, Dict, List
 
 import numpy as np
@@ -32,9 +33,37 @@ TURN = "for i, part in enumerate(self.layers): hidden = hidden if draws[i] < sel
 
 def found(condition: str, before: str = "pass", inside: str = "pass", **names: Any) -> List[Decision]:
     outer: Dict[str, Any] = {"torch": torch, "random": random, "np": np, "numpy": np, **names}
-    tree = ast.parse(FORWARD.format(before=before, inside=inside, condition=condition)).body[0]
+    return of(FORWARD.format(before=before, inside=inside, condition=condition), outer)
+
+
+def of(text: str, outer: Dict[str, Any]) -> List[Decision]:
+    tree = ast.parse(text).body[0]
     assert isinstance(tree, ast.FunctionDef)
     return list(decisions.in_scope(Scope(tree, outer)).decisions)
+
+
+@pytest.mark.parametrize(
+    ("condition", "rate"),
+    [
+        ("random.random() < self.p", 0.25),
+        ("self.p > random.random()", 0.25),
+        ("not random.random() > self.p", 0.25),
+        ("random.random() > self.p", 0.75),
+        ("random.random() < self.config.get('layerdrop', 0.0)", 0.5),
+        ("random.random() < self.p[index]", 0.25),
+        ("random.random() < self.rates[index]", 0.375),
+    ],
+)
+def test_how_often_a_layer_is_skipped(condition: str, rate: float) -> None:
+    module = SimpleNamespace(p=0.25, config={"layerdrop": 0.5}, rates=[0.125, 0.375])
+    assert decisions.reader(found(condition))(module) == rate
+
+
+@pytest.mark.parametrize(("then", "is_part"), [("x", False), ("self.part(x)", True)])
+def test_a_module_that_draws_for_itself_may_leave_out_a_branch_only(then: str, is_part: bool) -> None:
+    text = f"def forward(self, x):\n    y = {then}\n    return y if random.random() < self.p else self.inner(y)\n"
+    (decision,) = of(text, {"random": random})
+    assert decision.is_part is is_part
 
 
 @pytest.mark.parametrize(
@@ -90,6 +119,7 @@ def test_a_number_is_followed_through_local_names(before: str, inside: str, cond
         ("draws = torch.rand(3)", "pass", "draws[0] < self.p"),
         ("draws = torch.rand(3)", TURN, "index in self.left_out"),
         ("draw = random.random()", "draw = 1.0 if index else draw", "draw < self.p"),
+        ("draw = 0.5", "draw = random.random()", "draw < self.p"),
         # What it is compared with depends on data, or on the caller, or is no attribute: no public encoder computes it.
         ("survival = 1 - self.p", "draw = random.random()", "draw > survival"),
         ("pass", "pass", "random.random() < self.p * index / len(self.layers)"),
@@ -112,6 +142,7 @@ def test_what_is_not_certain_is_left_to_each_rank_with_a_reason(before: str, ins
         "hidden = self.noise(hidden) if torch.rand(()) < self.p else hidden",
         "hidden = torch.where(torch.rand([]) < self.p, hidden, layer(hidden))",
         "hidden = layer(hidden) if random.random() < self.p else layer(2 * hidden)",
+        "hidden = layer(hidden); hidden = layer(hidden) if random.random() < self.p else hidden",
         "self.log(torch.rand(1) < self.p)",
     ],
 )

@@ -20,6 +20,7 @@ from ddpfix import log
 from ddpfix.layerdrop import cover, training
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
+from tests.skipping.shapes import CountedList
 from tests.support import zoo
 
 RELEASE = Version(transformers.__version__)
@@ -125,11 +126,12 @@ def test_a_subclass_with_its_own_forward_is_found(site: Site) -> None:
 
 
 @pytest.mark.patches("torch.flag")
-def test_a_class_that_cannot_be_covered_is_named(site: Site, lines: List[str]) -> None:
-    model = LocalSource().train()
+@pytest.mark.parametrize("kind", [LocalSource, CountedList])
+def test_a_class_that_cannot_be_covered_is_named(site: Site, lines: List[str], kind: Any) -> None:
+    model = kind().train()
     wrapped(site, model)
-    assert LocalSource not in cover.COVERED
-    assert any("ranks may skip different layers of " in line and "LocalSource: " in line for line in lines)
+    assert kind not in cover.COVERED
+    assert any("ranks may skip different layers of " in line and f"{kind.__name__}: " in line for line in lines)
     # Its parameters go unused all the same, so DDP gets the flag.
     assert [rate for _, _, rate in cover.active(model)] == [0.5]
 

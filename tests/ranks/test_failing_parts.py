@@ -153,6 +153,9 @@ def test_who_takes_part_and_who_has_left() -> None:
     assert left is not None and left.end == end and one.alive([1]) == {}, "who has told its end is not silent"
     one.leave(End(0, UNDONE))
     assert other.ends() == [] and one.number_of_ends() == 1 and other.alive([0]) == {}, "it trains on"
+    for rank in range(2, 7):
+        Records(lambda: store, rank).leave(End(rank, FAILED))
+    assert [each.rank for each in one.ends()] == [1, 2, 3, 4], "who comes later has failed because of these"
 
 
 @pytest.mark.skipif(not records.space(), reason="only Linux tells what processes have in common")

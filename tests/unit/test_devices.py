@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ddpfix import devices
+from ddpfix.exchange import roll_call
 from ddpfix.groups import timeouts
 from tests.support.rooms import FILES
 
@@ -152,3 +153,5 @@ class Group:
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "xpu", "hpu", "mps"])
 def test_the_limit_of_a_group_is_that_of_its_own_backend(kind: str) -> None:
     assert timeouts.shortest(Group(kind)) == 300
+    # Ranks are waited for half as long: the cause is reported before the collectives give up.
+    assert (roll_call.limit_of(Group(kind)), roll_call.limit_of(Group(kind), 60)) == (150, 60)

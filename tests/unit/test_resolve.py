@@ -141,6 +141,29 @@ def test_one_line_about_a_release_that_was_not_tested(version: str, wish: str, t
     )
 
 
+@pytest.mark.parametrize(
+    ("environ", "words", "is_child", "told"),
+    [
+        ({"WORLD_SIZE": "2"}, "python train.py", False, True),
+        ({"SLURM_NTASKS": "4"}, "python train.py", False, True),
+        ({"WORLD_SIZE": "1"}, "python train.py", False, False),
+        ({"WORLD_SIZE": "many"}, "python train.py", False, False),
+        ({"WORLD_SIZE": "2"}, "python -m torch.distributed.run", False, False),
+        ({"WORLD_SIZE": "2"}, "python train.py", True, False),
+    ],
+)
+def test_torchs_release_is_said_by_ranks(
+    environ: Dict[str, str], words: str, is_child: bool, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in untested._SIZES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "orig_argv", words.split(), raising=False)
+    monkeypatch.setattr("multiprocessing.process.parent_process", lambda: "a parent" if is_child else None)
+    assert untested.is_told_of_torch() is told
+
+
 def test_force_applies_the_row_of_the_neighbour_and_changes_nothing_inside() -> None:
     decision = decide(FIX, "2.0.1", DDPFIX_KIT_FIX="force")
     assert (decision.action, decision.forced, decision.tested) == (State.APPLY, True, False)

@@ -279,6 +279,17 @@ def test_patches_of_ours_are_undone_in_any_order(kit: Any, order: Any, kinds_use
     assert all(vars(kit.Thing)[name] is value for name, value in before.items())
 
 
+@kinds
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+def test_a_subclass_has_nothing_of_its_own_when_its_base_was_patched_too(kit: Any, kind: str, order: Any) -> None:
+    sites = [Site("base"), Site("sub")]
+    for site, owner in zip(sites, (kit.Thing, kit.Sub)):
+        put(site, kind, owner, "inherited", site.patch)
+    assert kit.Sub().inherited() == ["sub", "base", "base"]
+    assert [sites[number].undo() for number in order] == [[], []]
+    assert "inherited" not in {**vars(kit.Thing), **vars(kit.Sub)}
+
+
 def test_two_layers_of_one_patch_go_from_below_another(kit: Any) -> None:
     site = Site("p")
     site.wrap_hot(kit.Thing, "method", closure("a"))
