@@ -26,11 +26,7 @@ STOCK: List[Callable[..., Any]] = [DistributedDataParallel.forward, torch.autogr
 
 
 class Trained:
-    """A model under DDP and its optimizer.
-
-    Args:
-        layers: how many of them.
-    """
+    """A model of so many layers under DDP, and its optimizer."""
 
     def __init__(self, layers: int) -> None:
         torch.manual_seed(0)
@@ -55,11 +51,7 @@ class Trained:
 
 
 class Pair:
-    """The two models.
-
-    Args:
-        layers: of each.
-    """
+    """The two models, of so many layers each."""
 
     def __init__(self, layers: int) -> None:
         self._stock = Trained(layers)

@@ -20,8 +20,7 @@ LAYERS = (1, 50)
 
 def a_step(folder: Path, quick: bool) -> List[Figure]:
     """A step with shared decisions, against stock with find_unused_parameters=True and decisions of each rank's own."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(_CHILD)]
-    command += [str(folder), *(["--quick"] if quick else [])]
+    command = [*ranks.elastic(2), str(_CHILD), str(folder), *(["--quick"] if quick else [])]
     code, output = ranks.run(command, ranks.environment(), folder, 240)
     assert code == 0, output
     return [figure for found in json.loads((folder / "found.json").read_text()) for figure in _of_rate(found)]

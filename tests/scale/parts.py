@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
+import operator
 import os
 import sys
 import threading
 import time
+import traceback
+from collections import Counter
 from statistics import median
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple
 from unittest import mock
@@ -32,40 +36,29 @@ _PATIENCE = 600.0
 
 
 class Part(NamedTuple):
-    """What one part took.
+    """What one part took."""
 
-    Attributes:
-        first: what the first rank sent.
-        others: the most that any other rank sent, each number by itself.
-        usual: the median of the messages of all ranks.
-        answers: what each rank got.
-    """
-
-    first: Count
-    others: Count
-    usual: float
-    answers: List[Any]
+    first: Count  # what the first rank sent
+    others: Count  # the most that any other rank sent, each number by itself
+    usual: float  # the median of the messages of all ranks
+    answers: List[Any]  # what each rank got
 
 
 def _measured(world: World, act: Callable[[], List[Any]]) -> Part:
-    before = world.counted()
+    for count in world.counts:
+        count.clear()
     answers = act()
-    sent = [now - then for now, then in zip(world.counted(), before)]
-    most = Count()
-    for each in sent[1:]:
-        most.messages, most.bytes = max(most.messages, each.messages), max(most.bytes, each.bytes)
-    usual = median(each.messages for each in sent if each.messages)
-    return Part(sent[0], most, usual, answers)
+    # Of two counters, | is the larger of each number.
+    most: Count = functools.reduce(operator.or_, world.counts[1:], Counter())
+    usual = median(each["messages"] for each in world.counts if each["messages"])
+    return Part(world.counts[0], most, usual, answers)
 
 
 def agree(world: World, limit: float = 300.0, without: int = 0, differs: int = -1) -> Part:
     """All ranks enter their group and wrap a model.
 
-    Args:
-        world: the ranks.
-        limit: seconds to wait for a rank without ddpfix.
-        without: how many of the last ranks have no ddpfix.
-        differs: a rank that does something else.
+    The last ``without`` of them have no ddpfix and are waited for for so many seconds; ``differs`` is a rank that does
+    something else.
     """
 
     def rank(number: int) -> Any:
@@ -87,12 +80,12 @@ def _in_a_collective() -> Iterator[Any]:
     over = threading.Event()
     thread = threading.Thread(target=known["all_reduce"], args=(over,), daemon=True)
     thread.start()
-    while "wait" not in _names(thread):
+    while not any(each.name == "wait" for each in traceback.extract_stack(_frame(thread))):
         time.sleep(0.01)
     # The processor's time is that of all ranks here; each of them computes nothing where it waits. And a look at the
     # threads of one rank is not to be a look at those of thousands.
     idle = mock.patch.object(System, "process_time", staticmethod(lambda: 0.0))
-    frames = {thread.ident: sys._current_frames()[thread.ident or 0]}
+    frames = {thread.ident: _frame(thread)}
     few = mock.patch.object(sys, "_current_frames", lambda: frames)
     # What is alive in this process is searched once by each rank elsewhere.
     alone = mock.patch.object(loaders, "alive", list)
@@ -103,23 +96,14 @@ def _in_a_collective() -> Iterator[Any]:
             over.set()
 
 
-def _names(thread: threading.Thread) -> List[str]:
-    frame = sys._current_frames().get(thread.ident or 0)
-    found: List[str] = []
-    while frame is not None:
-        found.append(frame.f_code.co_name)
-        frame = frame.f_back
-    return found
+def _frame(thread: threading.Thread) -> Any:
+    return sys._current_frames()[thread.ident or 0]
 
 
 def watch(world: World, limit: float, absent: int = 0, folder: str = "") -> Part:
-    """All ranks wait in a collective that does not end, until each of them knows what was found.
+    """All ranks, which have met, wait in a collective that does not end, until each of them knows what was found.
 
-    Args:
-        world: the ranks, which have met.
-        limit: seconds of waiting that are too long.
-        absent: how many of the first ranks never watch.
-        folder: for the stacks.
+    So many seconds of waiting are too long; the first ``absent`` ranks never watch; stacks are for the folder.
     """
     answers: List[Any] = []
 
@@ -155,6 +139,5 @@ def _take_turns(watches: List[Any], last: float) -> None:
 
 def _watch(world: World, rank: int, limit: float, folder: str) -> Any:
     # Turns are taken instead of threads.
-    with world.turn(rank):
-        here = Rank(rank, world.size, lambda: 3)
-        return hang.Monitor(world.stores[rank], here, limit, folder=folder)
+    world.turn(rank)
+    return hang.Monitor(world.stores[rank], Rank(rank, world.size, lambda: 3), limit, folder=folder)

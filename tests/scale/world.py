@@ -10,9 +10,11 @@ import contextlib
 import os
 import resource
 import threading
+import typing
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, Callable, Iterator, List, Set, Tuple
+from typing import Any, Callable, Iterator, List, Set
 from unittest import mock
 
 from torch import distributed
@@ -29,40 +31,7 @@ _CONNECTIONS = 4096
 # Clients that are made at the same time.
 _AT_ONCE = 64
 _STACK = 512 * 1024
-
-
-class Count:
-    """The traffic of one rank with the store.
-
-    A question that is sent again does not count: how many there are is a matter of time.
-
-    Attributes:
-        messages: that were sent.
-        bytes: of the keys and values in both directions.
-    """
-
-    def __init__(self) -> None:
-        self.messages = self.bytes = 0
-        self._asked: Set[Tuple[Any, ...]] = set()
-
-    def one(self, asks: bool, words: Tuple[Any, ...], answer: Any) -> Any:
-        """Count one message and its answer."""
-        if asks and words in self._asked:
-            return answer
-        if asks:
-            self._asked.add(words)
-        self.messages += 1
-        self.bytes += _size(words[1:]) + _size(answer)
-        return answer
-
-    def __sub__(self, other: Count) -> Count:
-        found = Count()
-        found.messages, found.bytes = self.messages - other.messages, self.bytes - other.bytes
-        return found
-
-    def now(self) -> Count:
-        """A copy of the numbers."""
-        return self - Count()
+Count = typing.Counter[str]
 
 
 def _size(value: Any) -> int:
@@ -74,53 +43,61 @@ def _size(value: Any) -> int:
 class Counted(distributed.Store):  # type: ignore[misc]
     """One rank's client of the real store.
 
+    A question that is sent again does not count: how many there are is a matter of time.
+
     Args:
         inner: a connection to the server.
-        count: of the rank.
+        count: of the rank: messages that were sent, bytes of the keys and values in both directions.
+        asked: by the rank so far.
     """
 
-    def __init__(self, inner: Any, count: Count) -> None:
+    def __init__(self, inner: Any, count: Count, asked: Set[Any]) -> None:
         super().__init__()
-        self.inner, self.count = inner, count
+        self.inner, self.count, self.asked = inner, count, asked
         # torch holds the C++ half of these only.
         self._clones: List[Counted] = []
 
+    def _sent(self, name: str, *words: Any, asks: bool = False) -> Any:
+        """Send one message, and count it with its answer."""
+        answer = getattr(self.inner, name)(*words)
+        question = repr((name, words))
+        if not asks or question not in self.asked:
+            self.count.update(messages=1, bytes=_size(words) + _size(answer))
+        if asks:
+            self.asked.add(question)
+        return answer
+
     def set(self, key: str, value: Any) -> None:
-        self.count.one(False, ("set", key, value), self.inner.set(key, value))
+        self._sent("set", key, value)
 
     def get(self, key: str) -> Any:
-        return self.count.one(True, ("get", key), self.inner.get(key))
+        return self._sent("get", key, asks=True)
 
     def add(self, key: str, number: int) -> Any:
-        return self.count.one(not number, ("add", key, number), self.inner.add(key, number))
+        return self._sent("add", key, number, asks=not number)
 
     def check(self, keys: Any) -> Any:
-        return self.count.one(True, ("check", *keys), self.inner.check(keys))
+        return self._sent("check", keys, asks=True)
 
     def compare_set(self, key: str, expected: Any, wanted: Any) -> Any:
-        answer = self.inner.compare_set(key, expected, wanted)
-        return self.count.one(False, ("compare_set", key, expected, wanted), answer)
+        return self._sent("compare_set", key, expected, wanted)
 
     def multi_get(self, keys: Any) -> Any:
-        return self.count.one(True, ("multi_get", *keys), self.inner.multi_get(keys))
+        return self._sent("multi_get", keys, asks=True)
 
     def delete_key(self, key: str) -> Any:
-        return self.count.one(False, ("delete", key), self.inner.delete_key(key))
+        return self._sent("delete_key", key)
 
     # The name under which torch asks a store that is written in Python.
     deleteKey = delete_key
 
     def clone(self) -> Counted:
-        self._clones.append(Counted(self.inner.clone(), self.count))
+        self._clones.append(Counted(self.inner.clone(), self.count, self.asked))
         return self._clones[-1]
 
 
 class World:
-    """Ranks of one job.
-
-    Args:
-        size: how many there are.
-    """
+    """The ranks of one job."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -133,8 +110,8 @@ class World:
         self._server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             clients = list(pool.map(lambda _: self._client(), range(self.connections)))
-        self.counts = [Count() for _ in self.ranks]
-        self.stores = [Counted(clients[rank % len(clients)], self.counts[rank]) for rank in self.ranks]
+        self.counts: List[Count] = [Counter() for _ in self.ranks]
+        self.stores = [Counted(clients[rank % len(clients)], self.counts[rank], set()) for rank in self.ranks]
         self._turn = threading.local()
 
     def _client(self) -> Any:
@@ -145,31 +122,25 @@ class World:
         """The rank whose code runs in this thread."""
         return int(self._turn.rank)
 
-    @contextlib.contextmanager
-    def turn(self, rank: int) -> Iterator[None]:
+    def turn(self, rank: int) -> None:
         """Be a rank in this thread."""
         self._turn.rank = rank
-        yield
 
     @contextlib.contextmanager
     def up(self) -> Iterator[None]:
         """Have torch's functions tell each thread its own rank and store."""
-        told = {
-            "get_rank": lambda *_: self.rank,
-            "get_world_size": lambda *_: self.size,
-            "get_process_group_ranks": lambda *_: self.ranks,
-        }
-        with contextlib.ExitStack() as stack:
-            for name, tell in told.items():
-                stack.enter_context(mock.patch.object(distributed, name, tell))
-            stack.enter_context(mock.patch.object(distributed_c10d, "_get_default_store", self._store))
-            # As where torch has made the group, and its store.
-            stack.enter_context(mock.patch.object(internals, "is_torchs", lambda _: True))
-            stack.enter_context(mock.patch.object(distributed_c10d, "_default_pg_init_method", "env://"))
+        told = mock.patch.multiple(
+            distributed,
+            get_rank=lambda *_: self.rank,
+            get_world_size=lambda *_: self.size,
+            get_process_group_ranks=lambda *_: self.ranks,
+        )
+        # As where torch has made the group, and its store.
+        made = mock.patch.multiple(
+            distributed_c10d, _get_default_store=lambda: self.stores[self.rank], _default_pg_init_method="env://"
+        )
+        with told, made, mock.patch.object(internals, "is_torchs", lambda _: True):
             yield
-
-    def _store(self) -> Any:
-        return self.stores[self.rank]
 
     def together(self, act: Callable[[int], Any], ranks: List[int]) -> List[Any]:
         """What each of some ranks gets, or raises, from a function that may wait for the others."""
@@ -184,12 +155,8 @@ class World:
         return [found[rank] for rank in ranks]
 
     def _one(self, act: Callable[[int], Any], rank: int, found: List[Any]) -> None:
-        with self.turn(rank):
-            try:
-                found[rank] = act(rank)
-            except Exception as error:
-                found[rank] = error
-
-    def counted(self) -> List[Count]:
-        """What each rank has sent so far."""
-        return [count.now() for count in self.counts]
+        self.turn(rank)
+        try:
+            found[rank] = act(rank)
+        except Exception as error:
+            found[rank] = error
