@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def _hang(read: Callable[[Any], None], device: Any) -> None:
-    model = DistributedDataParallel(models.Plain().to(device))
+    model = DistributedDataParallel(models.MODELS["plain"]().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(6):
         if step == 3 and distributed.get_rank() == 1:

@@ -21,6 +21,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.utils.cpp_extension import include_paths, library_paths
 
 from ddpfix import log
@@ -193,23 +194,11 @@ class Event:
         return (other._at - self._at) * 1000
 
 
-class Work(distributed._Work):
+def done(value: List[Any]) -> Any:
     """A collective that has been given to the device."""
-
-    def __init__(self, value: List[Any]) -> None:
-        super().__init__()
-        devices = [value[0].device] if value and isinstance(value[0], torch.Tensor) else None
-        self._future: Any = torch.futures.Future(devices=devices if devices and devices[0].type == KIND else None)
-        self._future.set_result(value)
-
-    def wait(self, timeout: Any = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def get_future(self) -> Any:
-        return self._future
+    future: Any = torch.futures.Future(devices=[each.device for each in value[:1] if each.device.type == KIND] or None)
+    future.set_result(value)
+    return _create_work_from_future(future)
 
 
 class Group(distributed.ProcessGroup):
@@ -219,7 +208,7 @@ class Group(distributed.ProcessGroup):
         super().__init__(number, size)
         # Collectives that were begun, as the groups of vendors count them.
         self._begun = 0
-        self._rank, self.gloo, self._name = rank, distributed.ProcessGroupGloo(store, number, size, timeout), "0"
+        self._rank, self.gloo = rank, distributed.ProcessGroupGloo(store, number, size, timeout)
 
     def _on_host(self, tensors: List[Any]) -> List[Any]:
         counted, self._rank.counts = self._rank.counts, False
@@ -228,13 +217,13 @@ class Group(distributed.ProcessGroup):
         finally:
             self._rank.counts = counted
 
-    def _back(self, tensors: List[Any], results: List[Any]) -> Work:
+    def _back(self, tensors: List[Any], results: List[Any]) -> Any:
         with torch.no_grad():
             for tensor, result in zip(tensors, results):
                 tensor.detach().copy_(result)
-        return Work(tensors)
+        return done(tensors)
 
-    def allreduce(self, tensors: List[Any], opts: Any = None) -> Work:
+    def allreduce(self, tensors: List[Any], opts: Any = None) -> Any:
         for tensor in tensors:
             if tensor.dtype in self._rank.refused:
                 raise RuntimeError(f"HCCL AllReduce: Unsupported data type {tensor.dtype}")
@@ -243,49 +232,29 @@ class Group(distributed.ProcessGroup):
         own.reduceOp = getattr(opts, "reduceOp", distributed.ReduceOp.SUM)
         if self._rank.waits:
             self._rank.enqueue(self, tensors, own)
-            return Work(tensors)
+            return done(tensors)
         results = self._on_host(tensors)
         self.gloo.allreduce(results, own).wait()
         return self._back(tensors, results)
 
-    def broadcast(self, tensors: List[Any], opts: Any = None) -> Work:
+    def broadcast(self, tensors: List[Any], opts: Any = None) -> Any:
         results = self._on_host(tensors)
         self.gloo.broadcast(results, opts or distributed.BroadcastOptions()).wait()
         return self._back(tensors, results)
 
-    def allgather(self, outputs: List[List[Any]], inputs: List[Any], opts: Any = None) -> Work:
+    def allgather(self, outputs: List[List[Any]], inputs: List[Any], opts: Any = None) -> Any:
         results = [self._on_host(output) for output in outputs]
         self.gloo.allgather(results, self._on_host(inputs)).wait()
         for output, result in zip(outputs, results):
             self._back(output, result)
-        return Work(outputs[0])
+        return done(outputs[0])
 
-    def barrier(self, opts: Any = None) -> Work:
+    def barrier(self, opts: Any = None) -> Any:
         self.gloo.barrier().wait()
-        return Work([])
+        return done([])
 
     def getBackendName(self) -> str:
         return BACKEND
-
-    def size(self) -> int:
-        return int(self.gloo.size())
-
-    def rank(self) -> int:
-        return int(self.gloo.rank())
-
-    @property
-    def pg_name(self) -> str:
-        return BACKEND
-
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, text: str) -> None:
-        pass
 
     def _set_sequence_number_for_group(self) -> None:
         pass
