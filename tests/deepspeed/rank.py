@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import sys
 from pathlib import Path
-from typing import Any, ContextManager, Dict, List
+from typing import Any, ContextManager, Dict
 
 import deepspeed
 import torch
@@ -74,9 +74,7 @@ class Run:
         self.entry: Any = OfOwn() if plan["model"] == "own" else zoo.tiny_model(plan["model"])
         # A model that skips nothing by itself.
         self.alone, inner = self.entry.build(rate=0.0, seed=3), self.entry.build(rate=plan["rate"], seed=3)
-        self.called: List[str] = []
-        for name, layer in wraps.layers_of(inner):
-            layer.register_forward_hook(lambda *_, name=name: self.called.append(name))
+        self.ran = wraps.Ran(inner)
         if plan["reentrant"]:
             inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
         if plan["told"]:
@@ -140,9 +138,9 @@ class Run:
             # What one rank draws by itself is not what the other draws.
             torch.rand(1 + 3 * distributed.get_rank())
         inputs = self.entry.batch(1000 * distributed.get_rank() + number)
-        self.called.clear()
+        self.ran.take()
         loss = self.entry.loss(self.engine(**inputs))
-        ran = list(self.called)
+        ran = self.ran.take()
         self.engine.backward(loss)
         self.engine.step()
         with wraps.only(self.alone, ran):

@@ -5,15 +5,19 @@ The reference is the same model without DeepSpeed and without ddpfix, made by ha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import pytest
 
-from tests.deepspeed.launch import Scenario, train
-from tests.support import pool
+from tests.support import pool, scenario
 
 pytestmark = [pytest.mark.sampled(inside=False, cells=True), pytest.mark.patches("deepspeed.layerdrop")]
+RANK = Path(__file__).with_name("rank.py")
+RANKS = 2
+# DeepSpeed on a machine without an accelerator, and no kernel that it would have to compile.
+ENVIRON = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
 # With the largest distance from the reference; gradients of micro-batches, and of a reentrant backward, are added up in
 # another order than its own.
 TRAIN: Dict[str, Dict[str, Any]] = {
@@ -28,6 +32,25 @@ TOLD: Dict[str, Any] = {"stage": 3, "model": "wavlm", "told": True}
 Ran = Dict[str, List[pool.Record]]
 
 
+@dataclass
+class Scenario(scenario.Scenario):
+    """One training run beside a reference that has no DeepSpeed, no LayerDrop and no ddpfix."""
+
+    stage: int = 1  # of ZeRO, 0 to 3
+    model: str = "bart"  # "own", or an entry of the zoo
+    rate: float = 0.5
+    accum: int = 1  # micro-batches a step
+    reentrant: bool = False  # whether layers are checkpointed
+    evaluated: bool = False  # whether the model is evaluated before each step, on one rank once more than on the other
+    looks: bool = False  # whether the first rank runs one forward alone before all train
+    grouped: bool = False  # whether DeepSpeed is told of groups (an ``mpu``)
+    told: bool = False  # whether transformers knows of ZeRO 3, as its Trainer tells it
+    equal: bool = False  # whether the ranks draw the same numbers, as programs do that set one seed on all ranks
+    layerdrop: Optional[str] = None  # of ``ddpfix.activate``; None is the unpatched toolkit
+    steps: int = 5
+    timeout: float = 120
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """(log, record) of both ranks, by scenario."""
@@ -40,7 +63,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         Scenario("none", stage=3, layerdrop="off"),
         Scenario("grouped", stage=0, grouped=True, layerdrop="sync"),
     ]
-    return train(scenarios, Path(tmp_path_factory.mktemp("deepspeed")))
+    folder = Path(tmp_path_factory.mktemp("deepspeed"))
+    pool.train(RANK, [each.plan(folder) for each in scenarios], folder, RANKS, ENVIRON)
+    return {each.name: pool.records(folder, each.name, RANKS) for each in scenarios}
 
 
 def records(ran: Ran, name: str) -> List[Dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Two ranks that no torchrun has started: by ``mp.spawn``, or by Lightning's own launcher."""
+"""Two processes that a program starts: ranks, by ``mp.spawn`` or Lightning's own launcher, or what imports torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ def rank(number: int, store: str) -> None:
     distributed.destroy_process_group()
 
 
-if __name__ == "__main__":
+def child(number: int) -> None:
+    torch.ones(1)
+
+
+if __name__ == "__main__" and len(sys.argv) == 1:
+    multiprocessing.spawn(child, nprocs=2)  # type: ignore[no-untyped-call]
+    print("trained")
+elif __name__ == "__main__":
     import ddpfix.auto  # noqa: F401
 
     if sys.argv[1] == "spawn":

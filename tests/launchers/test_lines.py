@@ -64,9 +64,8 @@ _SETTING, _SWITCH = {"DDPFIX": "1", "DDPFIX_UNUSED": "perhaps"}, {"DDPFIX": "per
     ids=["torchrun", "torchrun-switch", "spawn", "spawn-switch"],
 )
 def test_why_nothing_is_done_is_not_said_by_every_process(words: List[str], wrong: Dict[str, str], said: int) -> None:
-    program = str(Path(__file__).with_name("refused.py"))
     environ = {name: value for name, value in ranks.environment(wrong).items() if name not in LAUNCHERS}
-    ended = subprocess.run([*words, program], env=environ, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run([*words, str(PROGRAM)], env=environ, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0 and "trained" in ended.stdout, ended.stderr
     lines = [line for line in ended.stderr.splitlines() if line.startswith("ddpfix")]
     assert len(lines) == said and all(
