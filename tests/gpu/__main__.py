@@ -12,13 +12,12 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence
 
 from tests.gpu import launch, machine, report
 from tests.gpu.catalogue import everything
 from tests.gpu.cells import Cell, lacking, launches
-from tests.gpu.kept import Kept
-from tests.gpu.launch import Outcome
+from tests.gpu.launch import Kept, Outcome
 from tests.gpu.sections import SECTIONS, torch_alone, verdict
 
 FAILED, NOT_RUN = 1, 3
@@ -49,17 +48,14 @@ def main(words: Sequence[str]) -> int:
 
 def _parsed(words: Sequence[str]) -> Any:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    parser.add_argument("--out", type=Path, default=_out(), help="folder of gpu.md, table.md, results.json ($OUT)")
+    folder = os.environ.get("OUT") or None
+    parser.add_argument("--out", type=Path, default=folder, help="folder of gpu.md, table.md, results.json ($OUT)")
     parser.add_argument("--minutes", type=float, default=9.0, help="how long one call may take (9)")
     known = tuple(SECTIONS)
     parser.add_argument("--only", nargs="+", choices=known, metavar="NAME", help=f"sections: {', '.join(known)}")
     parser.add_argument("--again", nargs="?", const="all", choices=("all", "failed"), help="run kept cells again")
     parser.add_argument("--quick", action="store_true", help="run a little of everything; its figures mean nothing")
     return parser.parse_args(words)
-
-
-def _out() -> Optional[Path]:
-    return Path(os.environ["OUT"]) if os.environ.get("OUT") else None
 
 
 def _outcomes(cells: Sequence[Cell], facts: Dict[str, Any], kept: Kept, again: str, end: float) -> List[Outcome]:
@@ -71,23 +67,15 @@ def _outcomes(cells: Sequence[Cell], facts: Dict[str, Any], kept: Kept, again: s
         if again != "failed" or not verdict(each, earlier).startswith("FAILED"):
             found[cells.index(each.cell)] = each
     waiting = [cell for number, cell in enumerate(cells) if number not in found]
-    for each in _run(waiting, facts, kept, end):
-        found[cells.index(each.cell)] = each
-    return torch_alone([found[number] for number in range(len(cells))])
-
-
-def _run(cells: List[Cell], facts: Dict[str, Any], kept: Kept, end: float) -> List[Outcome]:
-    """One launch after the other, the most important ones first, as far as there is time."""
-    plan: List[Tuple[float, List[Cell]]] = launches(cells, facts["cuda"])
-    outcomes: List[Outcome] = []
-    for most, own in plan:
+    # One launch after the other, the most important ones first, as far as there is time.
+    for most, own in launches(waiting, facts["cuda"]):
         done = launch.run(own, facts["cuda"], min(most, end - time.monotonic()))
         for each in done:
             state = each.error or each.left_out or f"{each.seconds:.1f} s"
             print(f"{each.cell.section}: {each.cell.name}: {state}", file=sys.stderr)
+            found[cells.index(each.cell)] = each
         kept.add(done)
-        outcomes += done
-    return outcomes
+    return torch_alone([found[number] for number in range(len(cells))])
 
 
 if __name__ == "__main__":

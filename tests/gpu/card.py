@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from typing import Any, Callable, ContextManager, Iterator, List, Optional
 
@@ -30,27 +31,23 @@ def side_stream() -> Iterator[None]:
     outer.wait_stream(stream)
 
 
-class Sleep:
-    """Has the card do nothing for some time, while the host goes on; how many cycles a second has is measured once."""
-
-    def __init__(self) -> None:
-        self._rate = 0.0
-        if here():
-            self._sleep(_CYCLES)
-            begun = time.perf_counter()
-            self._sleep(_CYCLES)
-            self._rate = _CYCLES / (time.perf_counter() - begun)
-
-    def _sleep(self, cycles: int) -> None:
-        torch.cuda._sleep(cycles)
+@functools.lru_cache(maxsize=None)
+def cycles() -> float:
+    """How many cycles of the card a second has; the first of two measurements is thrown away."""
+    for _ in range(2):
+        begun = time.perf_counter()
+        torch.cuda._sleep(_CYCLES)
         torch.cuda.synchronize()
-
-    def __call__(self, seconds: float) -> None:
-        if here():
-            torch.cuda._sleep(int(seconds * self._rate))
+    return _CYCLES / (time.perf_counter() - begun)
 
 
-def capture(mode: str = "thread_local") -> ContextManager[Any]:
+def sleep(seconds: float) -> None:
+    """Have the card do nothing for some time, while the host goes on."""
+    if here():
+        torch.cuda._sleep(int(seconds * cycles()))
+
+
+def capture(mode: str) -> ContextManager[Any]:
     """A capture of a CUDA graph that is thrown away; on a CPU its lines are run."""
     return torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode=mode) if here() else contextlib.nullcontext()
 
@@ -59,14 +56,11 @@ def captured(act: Callable[[], None]) -> Callable[[], None]:
     """Capture what ``act`` gives the card; the result gives it the same again. On a CPU it is ``act``."""
     if not here():
         return act
-    graph = torch.cuda.CUDAGraph()
+    graph: Any = torch.cuda.CUDAGraph()
     # Threads of NCCL and of autograd ask the card for things meanwhile.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         act()
-
-    def replay() -> None:
-        graph.replay()
-
+    replay: Callable[[], None] = graph.replay
     return replay
 
 

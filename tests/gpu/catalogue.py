@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Dict, List, Sequence, Tuple
 
-from tests.gpu.cells import GROUPS, Cell, numbers
-from tests.gpu.child import LATE
+from tests.gpu.cells import BOTH, GROUPS, LATE, Cell, numbers
 from tests.gpu.sections import SECTIONS
 
 _LATE = ("flag", "find", "late", "auto")
@@ -18,6 +18,10 @@ _HANGS = (".item() in the script", ".item() in a toolkit", "GradScaler", "a full
 _STARTS = ("device_id", "cpu:gloo,cuda:nccl", "backend None")
 # MB of a card that WavLM-large needs, as far as one can tell without one.
 _LARGE = 32_000
+
+
+Names = Sequence[str]
+Options = Dict[str, Any]
 
 
 def everything(machine: Dict[str, Any], quick: bool) -> List[Cell]:
@@ -36,37 +40,28 @@ def everything(machine: Dict[str, Any], quick: bool) -> List[Cell]:
     return sorted(found, key=lambda cell: list(SECTIONS).index(cell.section))
 
 
-def _each(
-    section: str,
-    group: str,
-    act: str,
-    modes: Sequence[str],
-    kinds: Sequence[str],
-    options: Dict[str, Any],
-    model: str = "",
-    limit: float = 40.0,
-    least: float = 6.0,
-) -> List[Cell]:
+def _each(section: str, group: str, act: str, modes: Names, kinds: Names, options: Options, **more: Any) -> List[Cell]:
     """A cell for each kind in each mode."""
-    return [Cell(section, group, act, model, mode, kind, options, limit, least) for kind in kinds for mode in modes]
+    made = partial(Cell, section, group, act, options=options, **more)
+    return [made(mode=mode, kind=kind) for kind in kinds for mode in modes]
 
 
 def _exactness(group: str, quick: bool) -> List[Cell]:
     steps, few = 4 if quick else 10, ("late",) if quick else _LATE
-    drop: Dict[str, Any] = {"rate": 0.5, "steps": steps}
-    found = []
-    for model, modes, options in (
-        ("tiny wav2vec2", ("flag", "find", "late") if quick else _ALL, drop),
-        ("branches", few, {"steps": steps, "optimizer": "sgd"}),
-        ("tiny BART", few, drop),
-    ):
-        found += _each("exactness", group, "exact", modes, [""], options, model)
-    half = {**drop, "steps": steps // 2}
-    ways: Dict[str, Tuple[Sequence[str], Dict[str, Any]]] = {"accumulation": (few[1:3], {"accum": 2})}
+    drop, speech = {"rate": 0.5, "steps": steps}, "tiny wav2vec2"
+    rows: List[Tuple[str, Names, str, Options]] = [
+        (speech, ("flag", "find", "late") if quick else _ALL, "", drop),
+        ("branches", few, "", {"steps": steps, "optimizer": "sgd"}),
+        ("tiny BART", few, "", drop),
+        (speech, few[1:3], "accumulation", {**drop, "steps": steps // 2, "accum": 2}),
+    ]
     # torch's own flag ends a reentrant checkpoint with an error.
-    ways.update({kind: (few if quick else ("late", "auto"), {"checkpoints": kind}) for kind in _CHECKPOINTS})
-    for kind, (own, more) in ways.items():
-        found += _each("exactness", group, "exact", own, [kind], {**half, **more}, "tiny wav2vec2")
+    for kind in _CHECKPOINTS:
+        options = {**drop, "steps": steps // 2, "checkpoints": kind}
+        rows.append((speech, few if quick else ("late", "auto"), kind, options))
+    found = []
+    for model, modes, kind, options in rows:
+        found += _each("exactness", group, "exact", modes, [kind], options, model=model)
     return found
 
 
@@ -78,7 +73,7 @@ def _precision(group: str, quick: bool) -> List[Cell]:
     for kind, own in kinds.items():
         for model, more in models.items():
             options = {**own, **more, "steps": 3 if quick else 6}
-            found += _each("precision", group, "exact", modes, [kind], options, model)
+            found += _each("precision", group, "exact", modes, [kind], options, model=model)
     return found
 
 
@@ -92,7 +87,7 @@ def _syncs(group: str, quick: bool, cuda: bool) -> List[Cell]:
     found = []
     for model, rate, modes in plans:
         options = {"rate": rate, "steps": 2 if quick else 8}
-        found += _each("syncs", group, "syncs", modes, [f"rate {rate:g}"], options, model, least=8.0)
+        found += _each("syncs", group, "syncs", modes, [f"rate {rate:g}"], options, model=model, least=8.0)
     return found
 
 
@@ -124,12 +119,12 @@ def _starts(one: str) -> List[Cell]:
     both = {**steps, "cards": 2}
     found = _each("hangs", "gloo2", "hangs", [""], _HANGS, {}, least=12.0)
     for group in ("gloo2", "nccl2"):
-        found += _each("hangs", group, "children", ["auto"], [LATE], steps, "", 70.0, 30.0)
+        found += _each("hangs", group, "children", ["auto"], [LATE], steps, limit=70.0, least=30.0)
     kinds = {(one, _STARTS): steps, ("nccl2", ("device_id", "no set_device")): steps}
-    for (group, own), options in {**kinds, (one, ("module over both cards",)): both}.items():
-        found += _each("starts", group, "children", ["auto"], own, options, "", 130.0, 20.0)
-    memory = {"megabytes": 1024, "on_cpu": 4}
-    return found + _each("memory", "gloo2", "look", ["auto"], ["embedding of 1 GB, bf16"], memory, "", 60.0, 25.0)
+    for (group, own), options in {**kinds, (one, (BOTH,)): both}.items():
+        found += _each("starts", group, "children", ["auto"], own, options, limit=130.0, least=20.0)
+    kind, memory = "embedding of 1 GB, bf16", {"megabytes": 1024, "on_cpu": 4}
+    return found + _each("memory", "gloo2", "look", ["auto"], [kind], memory, limit=60.0, least=25.0)
 
 
 def _table(group: str, cuda: bool, quick: bool) -> List[Cell]:
@@ -138,7 +133,8 @@ def _table(group: str, cuda: bool, quick: bool) -> List[Cell]:
         modes = [*(["plain"] if not rate else []), "flag", "auto", "late"]
         options = {"rate": rate, "modes": modes, "precision": "bf16", "profiled": 1 if quick else 3}
         options.update(turns=1 if quick else 2, seconds=0.2 if quick else 1.5, memory=_LARGE if cuda else 0)
-        found += _each("table", group, "speed", [""], [f"rate {rate:g}"], options, model, 60.0, 20.0)
+        more: Options = {"model": model, "limit": 60.0, "least": 20.0}
+        found += _each("table", group, "speed", [""], [f"rate {rate:g}"], options, **more)
     return found
 
 

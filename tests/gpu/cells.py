@@ -7,28 +7,23 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 # (backend, ranks)
 GROUPS: Dict[str, Tuple[str, int]] = {"nccl1": ("nccl", 1), "nccl2": ("nccl", 2), "gloo2": ("gloo", 2)}
+# Kinds of :mod:`.child`.
+BOTH, LATE = "module over both cards", "rank 1 is late"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One thing that ranks do and report on.
-
-    Attributes:
-        act: the module of this folder whose ``run`` is called.
-        kind: what the act tells apart beside model and mode.
-        limit: seconds after which it is ended.
-        least: seconds without which it is not begun.
-    """
+    """One thing that ranks do and report on."""
 
     section: str
     group: str
-    act: str
+    act: str  # the module of this folder whose ``run`` is called
     model: str = ""
     mode: str = ""
-    kind: str = ""
+    kind: str = ""  # what the act tells apart beside model and mode
     options: Dict[str, Any] = field(default_factory=dict)
-    limit: float = 40.0
-    least: float = 6.0
+    limit: float = 40.0  # seconds after which it is ended
+    least: float = 6.0  # seconds without which it is not begun
 
     @property
     def name(self) -> str:
@@ -42,33 +37,25 @@ def numbers(version: Any) -> Tuple[int, ...]:
 
 def lacking(cell: Cell, machine: Dict[str, Any]) -> str:
     """Why a cell cannot be run here, or ""."""
-    if not machine["transformers"] and cell.model not in ("", "branches"):
-        return "transformers is not installed (pip install transformers)"
-    return (_funasr(cell, machine) if cell.section == "funasr" else "") or _card(cell, machine)
-
-
-def _funasr(cell: Cell, machine: Dict[str, Any]) -> str:
-    if not machine["funasr"]:
-        return "FunASR is not installed (pip install funasr)"
-    if (1, 0, 6) <= numbers(machine["funasr"]) < (1, 0, 11) and cell.kind == "cache":
-        return "this release of FunASR releases memory after every forward by itself"
-    return ""
-
-
-def _card(cell: Cell, machine: Dict[str, Any]) -> str:
-    nccl = GROUPS[cell.group][0] == "nccl"
-    if not machine["cuda"]:
-        if nccl:
-            return "needs a CUDA device"
-        return "autocast to float16 with loss scaling needs a CUDA device" if "fp16" in cell.kind else ""
-    if nccl and not machine["nccl_there"]:
-        return "this build of torch has no NCCL"
-    if machine["devices"] < 2 and (cell.group == "nccl2" or cell.options.get("cards", 1) > 1):
-        return "needs two cards"
-    if cell.options.get("memory", 0) > machine["memory"]:
-        return f"needs a card with {cell.options['memory'] // 1000} GB"
+    cuda, nccl, release = machine["cuda"], GROUPS[cell.group][0] == "nccl", machine["funasr"]
+    of_transformers = cell.model not in ("", "branches")
+    # For the fix of FunASR's cache.
+    by_itself = cell.kind == "cache" and (1, 0, 6) <= numbers(release) < (1, 0, 11)
+    two = cell.group == "nccl2" or cell.options.get("cards", 1) > 1
+    memory = cell.options.get("memory", 0)
     bf16 = "bf16" in cell.kind or cell.options.get("precision") == "bf16"
-    return "this device has no bfloat16" if bf16 and not machine["bf16"] else ""
+    reasons = {
+        "transformers is not installed (pip install transformers)": of_transformers and not machine["transformers"],
+        "FunASR is not installed (pip install funasr)": cell.section == "funasr" and not release,
+        "this release of FunASR releases memory after every forward by itself": by_itself,
+        "needs a CUDA device": nccl and not cuda,
+        "autocast to float16 with loss scaling needs a CUDA device": "fp16" in cell.kind and not cuda,
+        "this build of torch has no NCCL": nccl and not machine["nccl_there"],
+        "needs two cards": cuda and two and machine["devices"] < 2,
+        f"needs a card with {memory // 1000} GB": cuda and memory > machine["memory"],
+        "this device has no bfloat16": cuda and bf16 and not machine["bf16"],
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), "")
 
 
 # In which order cells are run, and by which processes: what matters most comes first, in case time runs out.

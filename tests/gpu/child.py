@@ -10,17 +10,23 @@ import time
 import traceback
 from typing import Any, Dict
 
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.gpu import card, modes, programs, training, world
+from tests.gpu.cells import BOTH, LATE
+from tests.support import recorder
+
 RANK = int(os.environ.get("RANK", "0"))
-BOTH, LATE = "module over both cards", "rank 1 is late"
 # Seconds after which ddpfix tells where ranks are that wait, and for which one of them is late.
 _HANG, _LATE = 4, 12.0
+# Seconds after which it ends by itself: a rank that is killed cannot end its child.
+_LIMIT = 60.0
 
 
 def main(options: Dict[str, Any]) -> int:
-    import torch
-
-    # A rank that is killed cannot end its child.
-    faulthandler.dump_traceback_later(options["limit"], exit=True)
+    faulthandler.dump_traceback_later(_LIMIT, exit=True)
     if options["mode"] != "plain":
         import ddpfix
 
@@ -38,11 +44,6 @@ def main(options: Dict[str, Any]) -> int:
 
 
 def trained(options: Dict[str, Any]) -> None:
-    import torch
-    from torch import distributed
-
-    from tests.gpu import card, world
-
     kind, cuda = options["kind"], options["cuda"]
     # Two ranks over gloo share the one card.
     device = torch.device("cuda", RANK % torch.cuda.device_count()) if cuda else torch.device("cpu")
@@ -52,27 +53,27 @@ def trained(options: Dict[str, Any]) -> None:
     distributed.init_process_group(**how(kind, device))
     try:
         torch.manual_seed(5)
-        model, batch = built(kind, device)
+        model, first = built(kind, device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         steps = []
         for number in range(options["steps"]):
             if kind == LATE and number == options["steps"] - 1 and RANK == 1:
                 time.sleep(_LATE)
             optimizer.zero_grad(set_to_none=True)
-            loss = model(batch(number)).square().mean()
+            loss = model(programs.data(number).to(first)).square().mean()
             loss.backward()
             optimizer.step()
             # Over NCCL this is where a rank waits for the others.
             loss.item()
-            steps.append(world.digest(model.parameters()))
+            steps.append(recorder.digest(model.parameters()))
         found = {"steps": steps, "contexts": card.contexts(), **of_group(options, device)}
         # The end of the group is part of the end of the process.
-        print(json.dumps(found), flush=True)
+        print(json.dumps({**found, "at": time.monotonic()}), flush=True)
     finally:
         distributed.destroy_process_group()
 
 
-def how(kind: str, device: Any) -> Dict[str, Any]:
+def how(kind: str, device: torch.device) -> Dict[str, Any]:
     """Return the arguments of ``init_process_group``; on a CPU those of its kind that gloo has."""
     cuda = device.type == "cuda"
     if kind == "device_id" and cuda:
@@ -84,24 +85,15 @@ def how(kind: str, device: Any) -> Dict[str, Any]:
     return {"backend": "nccl" if cuda else "gloo"}
 
 
-def built(kind: str, device: Any) -> Any:
-    """Return the wrapped model, and what makes a batch."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    from tests.gpu import alike, modes
-
-    def batch(number: int) -> Any:
-        return torch.randn(4, alike.WIDTH, generator=torch.Generator().manual_seed(100 * RANK + number)).to(first)
-
+def built(kind: str, device: torch.device) -> Any:
+    """Return the wrapped model, and the device of what it is given."""
+    if kind != BOTH:
+        return training.wrapped(programs.stack(6), modes.MODES["plain"]), device
     first, second = (torch.device("cuda", 0), torch.device("cuda", 1)) if device.type == "cuda" else (device, device)
-    if kind == BOTH:
-        return DistributedDataParallel(alike.Apart(alike.stack(3).to(first), alike.stack(3).to(second))), batch
-    first = device
-    return alike.wrapped(alike.stack(6), modes.MODES["plain"]), batch
+    return DistributedDataParallel(programs.Apart(programs.stack(3).to(first), programs.stack(3).to(second))), first
 
 
-def of_group(options: Dict[str, Any], device: Any) -> Dict[str, Any]:
+def of_group(options: Dict[str, Any], device: torch.device) -> Dict[str, Any]:
     """Return what ddpfix reads of the group: its limit, and how many collectives it has begun."""
     if options["mode"] == "plain":
         return {"limit": None, "expected": None, "counts": {}}

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
-
-from torch import distributed
+from typing import Any, Dict, List
 
 from tests.gpu import card, world
-from tests.gpu.child import LATE
+from tests.gpu.cells import LATE
 from tests.gpu.launch import LOCAL
+from tests.support import ranks
 
 CHILD = Path(__file__).with_name("child.py")
 # Seconds that the end of a process may take more than in plain torch, on a card.
 _MORE = 0.2
-_LIMIT = 60.0
 
 
 def run(cell: Dict[str, Any]) -> Dict[str, Any]:
@@ -33,17 +28,14 @@ def run(cell: Dict[str, Any]) -> Dict[str, Any]:
     if plain["error"]:
         # Without ddpfix a process is ended by SIGABRT now and then at its exit. All ranks know of the error.
         plain = _child(cell, "plain")
-    own = _child(cell, cell["mode"])
-    wrong = [f"{name}: {one['error']}" for name, one in (("plain", plain), (cell["mode"], own)) if one["error"]]
     if plain["error"]:
         return {"wrong": [], "said": "", "left_out": f"torch alone cannot do it here ({plain['error']})"}
-    if not wrong:
-        wrong = _differences(plain, own)
+    own = _child(cell, cell["mode"])
     if own["error"]:
-        return {"wrong": wrong, "said": ""}
+        return {"wrong": [f"{cell['mode']}: {own['error']}"], "said": ""}
     contexts = "not here" if own["contexts"] is None else str(own["contexts"])
     ends = f"end {plain['end']:.2f} s, {own['end']:.2f} s under ddpfix"
-    return {"wrong": wrong, "said": f"limit {own['limit']}; contexts {contexts}; {ends}"}
+    return {"wrong": _differences(plain, own), "said": f"limit {own['limit']}; contexts {contexts}; {ends}"}
 
 
 def _told(own: Dict[str, Any]) -> Dict[str, Any]:
@@ -68,57 +60,23 @@ def _differences(plain: Dict[str, Any], own: Dict[str, Any]) -> List[str]:
 
 
 def _child(cell: Dict[str, Any], mode: str) -> Dict[str, Any]:
-    port = int(world.agreed(_free_port()))
-    options = {"kind": cell["kind"], "mode": mode, "cuda": card.here(), "limit": _LIMIT}
-    options.update(steps=cell["options"]["steps"])
-    found = _ran(_environment(port), options)
-    # One that failed leaves the others waiting in its group: all are over before the next ones begin.
-    errors = [each for each in world.gathered(found["error"], 1) if each]
-    return {**found, "error": found["error"] or (errors[0] if errors else "")}
-
-
-def _environment(port: int) -> Dict[str, str]:
+    """What this rank's child has printed, and how long it took to end then; an error of one is an error of all."""
+    options = {"kind": cell["kind"], "mode": mode, "cuda": card.here(), "steps": cell["options"]["steps"]}
     # What torch elastic has told this process is not for the child.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
-    environ.update(MASTER_ADDR=LOCAL, MASTER_PORT=str(port))
-    environ.update(RANK=str(world.rank()), LOCAL_RANK=str(world.rank()))
-    environ.update(WORLD_SIZE=str(distributed.get_world_size()))
-    return environ
-
-
-def _ran(environ: Dict[str, str], options: Dict[str, Any]) -> Dict[str, Any]:
-    with tempfile.TemporaryFile("w+") as errors:
-        found = _read(environ, options, errors)
-        errors.seek(0)
-        printed = errors.read()
+    environ.update(MASTER_ADDR=LOCAL, MASTER_PORT=str(int(world.agreed(ranks.free_port()))))
+    words = [sys.executable, str(CHILD), json.dumps(options)]
+    ended = subprocess.run(words, env=environ, capture_output=True, text=True)
+    over = time.monotonic()
+    found: Dict[str, Any] = {"error": "", "at": over}
+    for line in ended.stdout.splitlines():
+        if line.startswith("{"):
+            found.update(json.loads(line))
+    if ended.returncode and not found["error"]:
+        found["error"] = f"exit code {ended.returncode}"
     if found["error"]:
-        print(printed[-4000:], file=sys.stderr)
-    return {**found, "printed": printed.splitlines()}
-
-
-def _read(environ: Dict[str, str], options: Dict[str, Any], errors: Any) -> Dict[str, Any]:
-    command = [sys.executable, str(CHILD), json.dumps(options)]
-    child = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=errors, text=True)
-    timer = threading.Timer(_LIMIT, child.kill)
-    timer.start()
-    assert child.stdout is not None
-    found: Optional[Dict[str, Any]] = None
-    said = 0.0
-    try:
-        for line in child.stdout:
-            if line.startswith("{"):
-                found, said = json.loads(line), time.monotonic()
-        code = child.wait()
-    finally:
-        timer.cancel()
-        child.kill()
-        child.stdout.close()
-    if found is None or code:
-        return {"error": (found or {}).get("error") or f"exit code {code}"}
-    return {"error": "", **found, "end": time.monotonic() - said}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOCAL, 0))
-        return int(probe.getsockname()[1])
+        print(ended.stderr[-4000:], file=sys.stderr)
+    # One that failed leaves the others waiting in its group: all are over before the next ones begin.
+    errors = [found["error"], *world.gathered(found["error"], 1)]
+    found["error"] = next(filter(None, errors), "")
+    return {**found, "end": over - found["at"], "printed": ended.stderr.splitlines()}

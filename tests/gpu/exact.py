@@ -17,6 +17,7 @@ from torch import nn
 from tests.gpu import models, training, world
 from tests.gpu.modes import MODES, Mode, active
 from tests.sharded import wraps
+from tests.support import recorder
 
 # Gradients that are next to nothing beside the others are measured by these.
 _FLOOR = 1e-3
@@ -30,22 +31,25 @@ def run(cell: Dict[str, Any]) -> Dict[str, Any]:
         return Exact(cell, mode, yardstick).steps()
 
 
-class Side:
+class Side(training.Run):
     """A model under DDP with what trains it."""
 
     def __init__(self, cell: Dict[str, Any], mode: Mode, rate: float) -> None:
         self.name, self.options = cell["model"], cell["options"]
-        self.inner = models.built(self.name, rate, world.device())
-        self.ran = wraps.Ran(self.inner)
-        self.model = training.wrapped(self.inner, mode, models.KINDS[self.name].cap)
-        self.optimizer = _optimizer(self.options.get("optimizer", "adamw"), self.model)
-        self.scaler = _scaler(self.options)
+        super().__init__(self.name, rate, mode, 0)
+        # Without weight decay and momentum, a gradient of zero is as good as none.
+        if self.options.get("optimizer") == "sgd":
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        else:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.002, weight_decay=0.1)
+        scaled = self.options.get("scaled")
+        self.scaler: Any = torch.amp.GradScaler(world.device().type, 1024.0) if scaled else None
 
     @property
     def scale(self) -> float:
         return self.scaler.get_scale() if self.scaler is not None else 1.0
 
-    def step(self, numbers: Sequence[int], forced: Optional[List[List[str]]] = None, factor: float = 1.0) -> Any:
+    def train(self, numbers: Sequence[int], forced: Optional[List[List[str]]] = None, factor: float = 1.0) -> Any:
         """One optimizer step of some micro-batches; returns the names of the layers that ran in each."""
         self.optimizer.zero_grad(set_to_none=True)
         ran = []
@@ -72,7 +76,12 @@ class Exact:
     def __init__(self, cell: Dict[str, Any], mode: Mode, yardstick: Side) -> None:
         self.name, self.options = cell["model"], cell["options"]
         self.mine, self.other = Side(cell, mode, self.options.get("rate", 0.0)), yardstick
-        models.recomputed(self.mine.inner, self.options.get("checkpoints", ""))
+        if "checkpoints" in self.options:
+            from tests.late import compared
+
+            kind = self.options["checkpoints"]
+            where = "encoder-" if "whole encoder" in kind else "layers-"
+            compared.checkpointed(self.mine.inner, where + kind.split()[-1])
         self.alone = models.built(self.name, 0.0, world.device())
         flag = bool(self.mine.model.find_unused_parameters)
         self.found: Dict[str, Any] = {"flag": flag, "gradient": 0.0, "parameters": 0.0, "same": 0, "unused": 0}
@@ -92,8 +101,8 @@ class Exact:
         factor = float("inf") if overflow and world.rank() == 0 else 1.0
         self.alone.load_state_dict(self.mine.inner.state_dict())
         scale = self.mine.scale
-        ran = self.mine.step(numbers, factor=factor)
-        self.other.step(numbers, ran, factor)
+        ran = self.mine.train(numbers, factor=factor)
+        self.other.train(numbers, ran, factor)
         expected = self.reference(numbers, ran, scale)
         # Gradients are looked at after the optimizer's step, when every mode has reduced them.
         if not overflow:
@@ -121,8 +130,8 @@ class Exact:
         """Note the parameters after this step, and how far they are from those under torch's own flag."""
         mine, others = list(self.mine.inner.parameters()), list(self.other.inner.parameters())
         self.found["finite"] = self.found["finite"] and all(bool(torch.isfinite(p).all()) for p in mine)
-        self.found["steps"].append(world.digest(mine))
-        self.found["same"] += self.found["steps"][-1] == world.digest(others)
+        self.found["steps"].append(recorder.digest(mine))
+        self.found["same"] += self.found["steps"][-1] == recorder.digest(others)
         apart = max(float((one - other).detach().abs().max()) for one, other in zip(mine, others))
         self.found["parameters"] = max(self.found["parameters"], apart)
         self.found["ran"].append(ran)
@@ -133,19 +142,6 @@ def forward(model: nn.Module, name: str, number: int, options: Dict[str, Any]) -
     batch = models.batch(name, number, world.rank(), world.device())
     with training.autocast(options.get("precision", "")):
         return models.loss(model(**batch))
-
-
-def _optimizer(name: str, model: nn.Module) -> Any:
-    if name == "sgd":
-        # Without weight decay and momentum, a gradient of zero is as good as none.
-        return torch.optim.SGD(model.parameters(), lr=0.05)
-    return torch.optim.AdamW(model.parameters(), lr=0.002, weight_decay=0.1)
-
-
-def _scaler(options: Dict[str, Any]) -> Optional[Any]:
-    if not options.get("scaled"):
-        return None
-    return torch.amp.GradScaler(world.device().type, init_scale=1024.0)
 
 
 def _apart(found: List[Optional[torch.Tensor]], expected: List[torch.Tensor]) -> float:

@@ -6,8 +6,7 @@ comes after it waits. Without a card the thread sleeps in its place, and nothing
 
 from __future__ import annotations
 
-import importlib
-import sys
+import runpy
 import tempfile
 import threading
 import time
@@ -24,8 +23,7 @@ _SLEEP, _KNOWN = 6.0, 4.0
 _ASLEEP_ON_CPU = 0.6
 # More than the queue of launches holds.
 _LAUNCHES = 4000
-Act = Callable[[], None]
-_TOOLKIT = "def log(loss, rest):\n    rest()\n    return loss.item()\n"
+Act = Callable[[], Any]
 
 
 class Look(NamedTuple):
@@ -38,17 +36,14 @@ def run(cell: Dict[str, Any]) -> Dict[str, Any]:
     """Rank 0 stands; the others wait for the end of it."""
     if world.rank():
         return {"wrong": [], "said": ""}
-    late = card.Sleep()
     value = torch.ones((), device=world.device(), requires_grad=True)
     with tempfile.TemporaryDirectory() as folder:
-        # What needs memory comes before: to ask the card for it may be a wait, too.
+        # What needs memory, and how long a cycle is, comes before: to ask the card for it may be a wait, too.
         act = KINDS[cell["kind"]](value, Path(folder))
+        card.sleep(0.0)
         world.synchronize()
-        watch = Watch()
         begun = time.monotonic()
-        late(_SLEEP)
-        act()
-        looks = watch.end()
+        looks = _looks(act)
     if not card.here():
         return {"wrong": [], "said": f"not here; {len(looks)} looks, {looks[-1].phase}"}
     return _judged(looks, time.monotonic() - begun)
@@ -63,58 +58,42 @@ def _judged(looks: List[Look], seconds: float) -> Dict[str, Any]:
     return {"wrong": wrong, "said": f"{phases} after {known[0].still:.1f} s of {seconds:.1f}"}
 
 
-class Watch:
-    """Asks a tracker of ddpfix four times a second where the main thread is."""
+def _looks(act: Act) -> List[Look]:
+    """Where a tracker of ddpfix sees the main thread, four times a second, while it acts after the card's sleep."""
+    from ddpfix.monitor.position import Tracker
+    from ddpfix.monitor.watch import Rank
 
-    def __init__(self) -> None:
-        from ddpfix.monitor.position import Tracker
-        from ddpfix.monitor.watch import Rank
+    looks: List[Look] = []
+    over, tracker = threading.Event(), Tracker(Rank(world.rank(), 1, lambda: None))
 
-        self._looks: List[Look] = []
-        self._over = threading.Event()
-        self._tracker = Tracker(Rank(world.rank(), 1, lambda: None))
-        self._thread = threading.Thread(target=self._follow, name="test", daemon=True)
-        self._thread.start()
+    def follow() -> None:
+        while not over.wait(0.25):
+            tracker.look()
+            position = tracker.position()
+            looks.append(Look(position.still, tracker.may_wait(), position.phase))
 
-    def _follow(self) -> None:
-        while not self._over.wait(0.25):
-            self._tracker.look()
-            position = self._tracker.position()
-            self._looks.append(Look(position.still, self._tracker.may_wait(), position.phase))
-
-    def end(self) -> List[Look]:
-        self._over.set()
-        self._thread.join()
-        return self._looks
-
-
-def _rest() -> None:
-    """On a CPU nothing makes the thread stand but this."""
+    thread = threading.Thread(target=follow, name="test", daemon=True)
+    thread.start()
+    card.sleep(_SLEEP)
     if not card.here():
         time.sleep(_ASLEEP_ON_CPU)
+    act()
+    over.set()
+    thread.join()
+    return looks
 
 
 def _script(value: torch.Tensor, folder: Path) -> Act:
-    def act() -> None:
-        _rest()
-        value.item()
-
-    return act
+    return lambda: value.item()
 
 
 def _toolkit(value: torch.Tensor, folder: Path) -> Act:
     """The line is one of an installed package."""
-    package = folder / "site-packages" / "ddpfix_gpu_toolkit"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(_TOOLKIT)
-    sys.path.insert(0, str(package.parent))
-    try:
-        importlib.invalidate_caches()
-        module: Any = importlib.import_module(package.name)
-    finally:
-        sys.path.remove(str(package.parent))
-        sys.modules.pop(package.name, None)
-    return lambda: module.log(value, _rest)
+    file = folder / "site-packages" / "ddpfix_gpu_toolkit.py"
+    file.parent.mkdir()
+    file.write_text("def log(loss):\n    return loss.item()\n")
+    module = runpy.run_path(str(file))
+    return lambda: module["log"](value)
 
 
 def _scaler(value: torch.Tensor, folder: Path) -> Act:
@@ -123,12 +102,7 @@ def _scaler(value: torch.Tensor, folder: Path) -> Act:
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     scaler = torch.amp.GradScaler(world.device().type, init_scale=4.0)
     scaler.scale((parameter * value).sum()).backward()
-
-    def act() -> None:
-        _rest()
-        scaler.step(optimizer)
-
-    return act
+    return lambda: scaler.step(optimizer)
 
 
 class Long(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -138,18 +112,13 @@ class Long(nn.Module):  # type: ignore[misc, unused-ignore]
         with torch.no_grad():
             for _ in range(_LAUNCHES if card.here() else 10):
                 value = value + 1
-        _rest()
         return value
 
 
 def _queue(value: torch.Tensor, folder: Path) -> Act:
     model = Long()
     model(torch.ones_like(value))
-
-    def act() -> None:
-        model(value)
-
-    return act
+    return lambda: model(value)
 
 
 KINDS: Dict[str, Callable[[torch.Tensor, Path], Act]] = {

@@ -1,7 +1,8 @@
-"""Starts the ranks of some cells under torch elastic, within a time limit, and collects what they left."""
+"""Starts the ranks of some cells under torch elastic, within a time limit, and collects and keeps what they left."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 import sys
@@ -9,7 +10,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from tests.gpu.cells import GROUPS, Cell
 from tests.support import ranks
@@ -107,3 +108,42 @@ def _overdue(each: Outcome, late: bool) -> None:
 def _last(printed: str) -> str:
     lines = [line.strip() for line in printed.splitlines() if "Error" in line]
     return (lines or [line for line in printed.splitlines() if line.strip()] or [""])[-1][:200]
+
+
+class Kept:
+    """What cells have found, in a file, so that the next call goes on where this one has stopped; None keeps nothing.
+
+    A result counts on the machine, with the releases, and for the state of ddpfix that it was found with.
+    """
+
+    def __init__(self, file: Optional[Path], machine: Dict[str, Any]) -> None:
+        self._file, self._machine = file, [source(), machine]
+        self._all: Dict[str, Any] = json.loads(file.read_text()) if file is not None and file.exists() else {}
+
+    def _key(self, cell: Cell) -> str:
+        known = {name: value for name, value in asdict(cell).items() if name not in ("limit", "least")}
+        return json.dumps([self._machine, known], sort_keys=True)
+
+    def of(self, cell: Cell) -> Optional[Outcome]:
+        """What a cell has found, or the error that it ended with, in an earlier call."""
+        found = self._all.get(self._key(cell))
+        return None if found is None else Outcome(cell, **found)
+
+    def add(self, outcomes: Sequence[Outcome]) -> None:
+        """Keep what has run, as a whole or not at all."""
+        for each in outcomes:
+            if not each.left_out:
+                self._all[self._key(each.cell)] = {name: getattr(each, name) for name in ("found", "error", "seconds")}
+        if self._file is not None:
+            part = self._file.with_suffix(".part")
+            part.write_text(json.dumps(self._all, indent=1))
+            part.replace(self._file)
+
+
+def source() -> str:
+    """Tells one state of ddpfix from another."""
+    whole = hashlib.sha256()
+    files = sorted(file for folder in ("ddpfix", "patches") for file in (ranks.ROOT / folder).rglob("*.py"))
+    for file in [*files, ranks.ROOT / "compat_matrix.yaml"]:
+        whole.update(str(file.relative_to(ranks.ROOT)).encode() + file.read_bytes())
+    return whole.hexdigest()[:12]

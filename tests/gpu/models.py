@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Dict, Optional
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 Batch = Dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A model, its batches, and how DDP is to cut its gradients into buckets.
+    """A model, its batches, and how DDP is to cut its gradients into buckets."""
 
-    Attributes:
-        make: builds the model for a rate of LayerDrop, on the device that torch is told to use.
-        batch: one batch on the CPU, drawn from the generator.
-        cap: DDP's ``bucket_cap_mb``.
-    """
-
-    make: Callable[[float], nn.Module]
-    batch: Callable[[torch.Generator], Batch]
-    cap: float = 25.0
+    make: Callable[[float], nn.Module]  # for a rate of LayerDrop, on the device that torch is told to use
+    batch: Callable[[torch.Generator], Batch]  # on the CPU
+    cap: float = 25.0  # DDP's ``bucket_cap_mb``
 
 
 class Branches(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -44,27 +38,17 @@ def _branches_batch(generator: torch.Generator) -> Batch:
     return {"values": torch.randn(4, 16, generator=generator), "branch": branch}
 
 
-def _speech(config: Any) -> nn.Module:
+def _tiny_wav2vec2(rate: float) -> nn.Module:
     import transformers
 
-    name = type(config).__name__.replace("Config", "Model")
-    model: nn.Module = getattr(transformers, name)(config)
-    return model
-
-
-def _tiny_wav2vec2(rate: float) -> nn.Module:
     from tests.support import zoo
 
     config = zoo.tiny_model("wav2vec2").make_config(rate)
     config._attn_implementation = "eager"
-    return _speech(config)
+    return transformers.Wav2Vec2Model(config)
 
 
-def _tiny_bart(rate: float) -> nn.Module:
-    return _bart({"vocab_size": 50, "max_position_embeddings": 16, "dropout": 0.0}, 32, 2, 2, rate, 0.0, "eager")
-
-
-def _bart(more: Dict[str, Any], width: int, layers: int, heads: int, rate: float, last: float, attention: str) -> Any:
+def _bart(rate: float, last: float, width: int, layers: int, heads: int, attention: str = "", **more: Any) -> Any:
     import transformers
 
     sides = ("encoder", "decoder")
@@ -78,14 +62,15 @@ def _bart(more: Dict[str, Any], width: int, layers: int, heads: int, rate: float
     return transformers.BartForConditionalGeneration(config)
 
 
-def _wavlm(rate: float, more: Dict[str, Any]) -> nn.Module:
+def _wavlm(rate: float, **more: Any) -> nn.Module:
     import transformers
 
-    return _speech(transformers.WavLMConfig(layerdrop=rate, mask_time_prob=0.0, **more))
+    return transformers.WavLMModel(transformers.WavLMConfig(layerdrop=rate, mask_time_prob=0.0, **more))
 
 
+_TINY: Dict[str, Any] = {"vocab_size": 50, "max_position_embeddings": 16, "dropout": 0.0}
 # The shape of WavLM-large.
-_LARGE = {
+_LARGE: Dict[str, Any] = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
@@ -93,8 +78,8 @@ _LARGE = {
     "feat_extract_norm": "layer",
     "do_stable_layer_norm": True,
 }
-# What stands for WavLM-base where there is no GPU.
-_NARROW = {
+# What stands for WavLM-base over gloo.
+_NARROW: Dict[str, Any] = {
     "hidden_size": 96,
     "num_attention_heads": 4,
     "intermediate_size": 192,
@@ -120,13 +105,13 @@ def _text(size: int, length: int, words: int) -> Callable[[torch.Generator], Bat
 KINDS: Dict[str, Kind] = {
     "branches": Kind(lambda rate: Branches(), _branches_batch, 0.01),
     "tiny wav2vec2": Kind(_tiny_wav2vec2, _audio(2, 400), 0.01),
-    "tiny BART": Kind(_tiny_bart, _text(2, 12, 50), 0.01),
-    "WavLM-base": Kind(lambda rate: _wavlm(rate, {}), _audio(4, 64000)),
+    "tiny BART": Kind(lambda rate: _bart(rate, 0.0, 32, 2, 2, "eager", **_TINY), _text(2, 12, 50), 0.01),
+    "WavLM-base": Kind(_wavlm, _audio(4, 64000)),
     # A minute of audio.
-    "WavLM-large": Kind(lambda rate: _wavlm(rate, _LARGE), _audio(4, 240000)),
-    "BART-base": Kind(lambda rate: _bart({}, 768, 6, 12, rate, rate, ""), _text(8, 256, 50000)),
-    "narrow WavLM": Kind(lambda rate: _wavlm(rate, _NARROW), _audio(1, 4000), 0.2),
-    "narrow BART": Kind(lambda rate: _bart({"vocab_size": 500}, 96, 3, 4, rate, rate, ""), _text(2, 32, 500), 0.2),
+    "WavLM-large": Kind(partial(_wavlm, **_LARGE), _audio(4, 240000)),
+    "BART-base": Kind(lambda rate: _bart(rate, rate, 768, 6, 12), _text(8, 256, 50000)),
+    "narrow WavLM": Kind(partial(_wavlm, **_NARROW), _audio(1, 4000), 0.2),
+    "narrow BART": Kind(lambda rate: _bart(rate, rate, 96, 3, 4, vocab_size=500), _text(2, 32, 500), 0.2),
 }
 
 
@@ -152,24 +137,3 @@ def loss(output: Any) -> torch.Tensor:
     state = output.last_hidden_state.float()
     weights = torch.linspace(-1.0, 1.0, state.numel(), device=state.device).view_as(state)
     return (state * weights).mean()
-
-
-def recomputed(model: Any, kind: str) -> None:
-    """Have activations of a model of transformers recomputed: each layer, or the whole encoder in one checkpoint."""
-    if kind in ("reentrant", "non-reentrant"):
-        model.gradient_checkpointing_enable({"use_reentrant": kind == "reentrant"})
-    elif kind:
-        import transformers
-
-        stock = model.encoder.forward
-
-        def forward(states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            # A reentrant checkpoint takes no keywords, and gives back tensors only.
-            def whole(given: torch.Tensor) -> torch.Tensor:
-                state: torch.Tensor = stock(given, *args, **kwargs)[0]
-                return state
-
-            output = checkpoint(whole, states, use_reentrant="non-reentrant" not in kind)
-            return transformers.modeling_outputs.BaseModelOutput(last_hidden_state=output)
-
-        model.encoder.forward = forward

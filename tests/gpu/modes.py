@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Dict, Iterator, Optional
 
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to train under DDP.
+    """One way to train under DDP."""
 
-    Attributes:
-        settings: arguments of ``ddpfix.activate``; None is torch without ddpfix.
-        flag: whether the code itself passes ``find_unused_parameters=True``.
-        views: whether the code itself passes ``gradient_as_bucket_view=True``.
-        traced: whether a trace is written.
-    """
-
-    settings: Optional[Dict[str, Any]]
-    flag: bool = False
-    views: bool = False
-    traced: bool = False
+    settings: Optional[Dict[str, Any]]  # of ``ddpfix.activate``; None is torch without ddpfix
+    options: Dict[str, bool] = field(default_factory=dict)  # what the code itself passes to DDP
+    traced: bool = False  # whether a trace is written
 
 
+_FLAG, _VIEWS = {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}
 MODES: Dict[str, Mode] = {
     "plain": Mode(None),
-    "flag": Mode(None, flag=True),
+    "flag": Mode(None, _FLAG),
     "auto": Mode({}),
     "auto, trace": Mode({}, traced=True),
     "find": Mode({"unused": "find"}),
-    "find, views": Mode({"unused": "find"}, views=True),
+    "find, views": Mode({"unused": "find"}, _VIEWS),
     "late": Mode({"unused": "late"}),
-    "late, views": Mode({"unused": "late"}, views=True),
+    "late, views": Mode({"unused": "late"}, _VIEWS),
 }
 
 
@@ -43,21 +36,16 @@ def active(name: str, **settings: Any) -> Iterator[Mode]:
     mode = MODES[name]
     if mode.settings is None:
         yield mode
-    elif mode.traced and "trace" not in settings:
+        return
+    if mode.traced and "trace" not in settings:
         with tempfile.TemporaryDirectory(prefix="ddpfix-gpu-") as folder, active(name, trace=folder, **settings):
             yield mode
-    else:
-        with _switched_on(mode, settings):
-            yield mode
-
-
-@contextlib.contextmanager
-def _switched_on(mode: Mode, settings: Dict[str, Any]) -> Iterator[None]:
+        return
     import ddpfix
 
-    ddpfix.activate(log="off", **(mode.settings or {}), **settings)
+    ddpfix.activate(log="off", **mode.settings, **settings)
     try:
-        yield
+        yield mode
     finally:
         failed = [entry.id for entry in ddpfix.report().patches if entry.state == "failed"]
         left = ddpfix.deactivate()

@@ -5,11 +5,12 @@ It shows that no name is wrong in lines that nobody can run without a card. What
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import os
 import sys
-from typing import Any, Dict, List
+from typing import Any, List
+from unittest import mock
 
 import torch
 from torch import distributed
@@ -19,41 +20,24 @@ from tests.gpu import card, rank, training, world
 from tests.gpu.catalogue import everything
 from tests.gpu.cells import Cell
 
-
-class Nothing:
-    """A stream, or a graph."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def wait_stream(self, other: Any) -> None:
-        pass
-
-    def replay(self) -> None:
-        pass
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    pass
-
-
-def context(*_: Any, **__: Any) -> Any:
-    return contextlib.nullcontext()
+_STUBS = (
+    *("_sleep", "synchronize", "reset_peak_memory_stats", "empty_cache", "max_memory_allocated", "memory_allocated"),
+    *("Stream", "CUDAGraph", "current_stream", "stream", "graph", "set_sync_debug_mode", "make_graphed_callables"),
+)
 
 
 def pretend() -> None:
     """Have this process take its CPU for a card."""
-    stubs: Dict[str, Any] = dict.fromkeys(("_sleep", "synchronize", "reset_peak_memory_stats", "empty_cache"), nothing)
-    stubs.update(Stream=Nothing, CUDAGraph=Nothing, current_stream=Nothing, stream=context, graph=context)
-    stubs.update(set_sync_debug_mode=nothing, max_memory_allocated=lambda *_: 0, memory_allocated=lambda *_: 0)
-    stubs.update(make_graphed_callables=lambda module, sample: module)
-    for name, function in stubs.items():
-        assert hasattr(torch.cuda, name), name
-        setattr(torch.cuda, name, function)
-    setattr(card, "here", lambda: True)  # noqa: B010
-    setattr(training, "DistributedDataParallel", wrapped)  # noqa: B010
+    # A name that torch.cuda does not have, or one of its streams or graphs, is an error.
+    stream, graph = mock.Mock(spec=torch.cuda.Stream), mock.Mock(spec=torch.cuda.CUDAGraph)
+    stubs = mock.patch.multiple(torch.cuda, **dict.fromkeys(_STUBS, mock.DEFAULT)).start()
+    stubs["Stream"].return_value = stubs["current_stream"].return_value = stream
+    stubs["CUDAGraph"].return_value = graph
+    stubs["make_graphed_callables"].side_effect = lambda module, sample: module
+    mock.patch.object(card, "here", lambda: True).start()
+    mock.patch.object(training, "DistributedDataParallel", wrapped).start()
     stock: Any = torch.optim.AdamW
-    setattr(torch.optim, "AdamW", lambda *args, capturable=False, **more: stock(*args, **more))  # noqa: B010
+    mock.patch.object(torch.optim, "AdamW", lambda *args, capturable=False, **more: stock(*args, **more)).start()
 
 
 def wrapped(model: Any, device_ids: Any = None, **more: Any) -> Any:
@@ -76,7 +60,7 @@ def main(act: str) -> None:
     pretend()
     for cell in cells(act):
         values = {name: getattr(cell, name) for name in ("act", "model", "mode", "kind", "options")}
-        found, error = world.together(rank._act(values))
+        found, error = world.together(functools.partial(rank.act, values))
         print(json.dumps({"name": cell.name, "found": found, "error": error}), flush=True)
     distributed.destroy_process_group()
 

@@ -1,29 +1,106 @@
-"""The programs of :mod:`tests.gpu.alike`: loops, streams and CUDA graphs.
+"""Programs that torch trains rightly by itself: each mode has to train them the same, bit for bit, without a wait more.
 
-Loops have more than one forward or backward a step, and autograd gives its answers in threads of a device. On streams
-beside the default one ranks and batches choose branches, so that marks are needed. Graphs are captures, callables that
-are graphs, a whole step, and the compiler's own.
+A program is a class whose instance takes steps. It is run in each mode as a cell of its own, and the cells are compared
+by :mod:`tests.gpu.sections`. Loops have more than one forward or backward a step, and autograd gives its answers in
+threads of a device. On streams beside the default one ranks and batches choose branches, so that marks are needed.
+Graphs are captures, callables that are graphs, a whole step, and the compiler's own.
 """
 
 from __future__ import annotations
 
-from typing import Any, ContextManager, Dict, Iterator
+from functools import partial
+from typing import Any, Callable, ContextManager, Dict, Iterator, List
 
 import torch
 from torch import nn
 
-from tests.gpu import alike, card, models, world
-from tests.gpu.alike import WIDTH, Program, Trained, data, held, sgd, stack, wrapped
-from tests.gpu.modes import Mode
+from tests.gpu import card, models, syncs, world
+from tests.gpu.modes import Mode, active
+from tests.gpu.training import wrapped
+from tests.support import recorder
 
+WIDTH = 16
 # Seconds for which the card is late with what comes next.
 _LATE = 0.02
 # As torch's manual asks for, before a step with DDP is captured.
 _WARM = 11
+Losses = Iterator[torch.Tensor]
 
 
 def run(cell: Dict[str, Any]) -> Dict[str, Any]:
-    return alike.run(cell, KINDS[cell["kind"]])
+    """By step a digest of what was trained, and on a card the waits of two more steps."""
+    steps, digests = cell["options"]["steps"], []
+    with active(cell["mode"]) as mode:
+        torch.manual_seed(5)
+        program = KINDS[cell["kind"]](mode)
+        torch.manual_seed(100 + world.rank())
+        for number in range(steps):
+            program.step(number)
+            digests.append(recorder.digest(program.tensors))
+        finite = all(bool(torch.isfinite(each).all()) for each in program.tensors)
+        counts = syncs.profiled(lambda: list(map(program.step, (steps, steps + 1)))) if card.here() else {}
+    return {"steps": digests, "finite": finite, "counts": counts, "said": program.said, "wrong": []}
+
+
+class Program:
+    """One program."""
+
+    tensors: List[torch.Tensor]  # what is compared after each step
+    said = ""  # half a sentence for the table
+
+    def step(self, number: int) -> None:
+        raise NotImplementedError
+
+
+def one(model: Any, number: int) -> Losses:
+    yield model(data(number)).square().mean()
+
+
+class Trained(Program):
+    """One wrapped model, trained by SGD on the losses of a step, one backward after the other."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        built: Callable[[], nn.Module] = lambda: stack(4),
+        losses: Callable[[Any, int], Losses] = one,
+        cap: float = 0.01,
+    ) -> None:
+        self.model, self.losses = wrapped(built(), mode, cap), losses
+        # Buffers are each rank's own until the next forward, and show in what parameters become.
+        self.optimizer, self.tensors = sgd(self.model), list(self.model.parameters())
+
+    def step(self, number: int) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        for loss in self.losses(self.model, number):
+            loss.backward()
+        self.optimizer.step()
+
+
+def stack(depth: int, out: int = WIDTH) -> nn.Module:
+    layers = [layer for _ in range(depth - 1) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, out))
+
+
+class Apart(nn.Module):  # type: ignore[misc, unused-ignore]
+    """Its second part is on a device of its own."""
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other = one, other
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.other(self.one(values).to(next(self.other.parameters()).device))
+        return output
+
+
+def data(number: int, part: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10_000 * part + 100 * world.rank() + number)
+    return torch.randn(4, WIDTH, generator=generator).to(world.device())
+
+
+def sgd(model: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.05)
 
 
 class Buffered(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -43,19 +120,9 @@ class Buffered(nn.Module):  # type: ignore[misc, unused-ignore]
         return values
 
 
-class Siamese(Trained):
+def siamese(model: Any, number: int) -> Losses:
     """Two forwards of one model before the backward, as in DPO and siamese networks."""
-
-    def __init__(self, mode: Mode) -> None:
-        super().__init__(mode)
-        # Buffers are each rank's own until the next forward: what parameters become depends on them.
-        self.tensors = list(self.model.parameters())
-
-    def built(self) -> nn.Module:
-        return Buffered()
-
-    def losses(self, number: int) -> Iterator[torch.Tensor]:
-        yield (self.model(data(number)) - self.model(data(number, 1))).square().mean()
+    yield (model(data(number)) - model(data(number, 1))).square().mean()
 
 
 class Gan(Program):
@@ -64,7 +131,7 @@ class Gan(Program):
     def __init__(self, mode: Mode) -> None:
         self.maker, self.critic = wrapped(stack(4), mode), wrapped(stack(4, 1), mode)
         self.optimizers = sgd(self.maker), sgd(self.critic)
-        self.tensors = held(self.maker, self.critic)
+        self.tensors = [*self.maker.parameters(), *self.critic.parameters()]
 
     def step(self, number: int) -> None:
         made, judged = self.optimizers
@@ -77,54 +144,39 @@ class Gan(Program):
         made.step()
 
 
-class TwoBackwards(Trained):
+def two_backwards(model: Any, number: int) -> Losses:
     """A forward and a backward twice before the optimizer's step, all of them averaged."""
-
-    def losses(self, number: int) -> Iterator[torch.Tensor]:
-        for part in range(2):
-            yield self.model(data(number, part)).square().mean()
+    for part in range(2):
+        yield model(data(number, part)).square().mean()
 
 
-class Penalty(Trained):
+def penalty(model: Any, number: int) -> Losses:
     """A gradient penalty: the loss has a gradient in it (``create_graph``)."""
-
-    def built(self) -> nn.Module:
-        return stack(4, 1)
-
-    def losses(self, number: int) -> Iterator[torch.Tensor]:
-        given = data(number).requires_grad_()
-        output = self.model(given)
-        slope = torch.autograd.grad(output.sum(), given, create_graph=True)[0]
-        yield output.mean() + slope.square().mean()
+    given = data(number).requires_grad_()
+    output = model(given)
+    slope = torch.autograd.grad(output.sum(), given, create_graph=True)[0]
+    yield output.mean() + slope.square().mean()
 
 
-class Accumulation(Trained):
+def accumulation(model: Any, number: int) -> Losses:
     """Two micro-batches a step, the first one without a reduction, with enough steps for looks of the drift watch."""
+    with model.no_sync():
+        yield model(data(number)).square().mean()
+    yield model(data(number, 1)).square().mean()
 
-    def built(self) -> nn.Module:
-        return stack(6)
 
-    def losses(self, number: int) -> Iterator[torch.Tensor]:
-        with self.model.no_sync():
-            yield self.model(data(number)).square().mean()
-        yield self.model(data(number, 1)).square().mean()
+def branch(model: Any, number: int) -> Losses:
+    loss = model(data(number), (number + world.rank()) % 3).square().mean()
+    card.sleep(_LATE)
+    yield loss
 
 
 class Built(Trained):
     """DDP is built on a side stream, as Lightning does, and trained on the default one."""
 
     def __init__(self, mode: Mode) -> None:
-        self.late = card.Sleep()
         with card.side_stream():
-            super().__init__(mode)
-
-    def built(self) -> nn.Module:
-        return models.Branches()
-
-    def losses(self, number: int) -> Iterator[torch.Tensor]:
-        loss = self.model(data(number), (number + world.rank()) % 3).square().mean()
-        self.late(_LATE)
-        yield loss
+            super().__init__(mode, models.Branches, branch)
 
 
 class Whole(Built):
@@ -152,20 +204,11 @@ def _on(stream: ContextManager[None], part: Any, values: torch.Tensor) -> torch.
     return output
 
 
-class Outputs(Trained):
+def outputs(model: Any, number: int) -> Losses:
     """The outputs of one forward were computed on two side streams."""
-
-    def __init__(self, mode: Mode) -> None:
-        self.late = card.Sleep()
-        super().__init__(mode)
-
-    def built(self) -> nn.Module:
-        return Two()
-
-    def losses(self, number: int) -> Iterator[torch.Tensor]:
-        one, other = self.model(data(number))
-        self.late(_LATE)
-        yield one.square().mean() + other.mean()
+    one, other = model(data(number))
+    card.sleep(_LATE)
+    yield one.square().mean() + other.mean()
 
 
 class Captures(Trained):
@@ -189,13 +232,11 @@ class Captures(Trained):
         self.said = f"{self.count} captures"
 
 
-class Callables(Trained):
-    """Parts of the model are graphs before it is wrapped."""
-
-    def built(self) -> Any:
-        model: Any = stack(4).to(world.device()).train()
-        model[2] = card.graphed(model[2], data(0).requires_grad_())
-        return model
+def callables() -> Any:
+    """A part of the model is a graph before it is wrapped."""
+    model: Any = stack(4).to(world.device()).train()
+    model[2] = card.graphed(model[2], data(0).requires_grad_())
+    return model
 
 
 class WholeStep(Program):
@@ -209,7 +250,7 @@ class WholeStep(Program):
             for number in range(_WARM):
                 self.given.copy_(data(number))
                 self._step()
-        self.tensors = held(self.model)
+        self.tensors = list(self.model.parameters())
         self.optimizer.zero_grad(set_to_none=True)
         self.replay = card.captured(self._step)
 
@@ -230,24 +271,23 @@ class Compiled(Trained):
         import torch._dynamo
 
         torch._dynamo.reset()
-        how: Dict[str, Any] = {"mode": "reduce-overhead"} if card.here() else {"backend": "eager"}
         # The compiler splits graphs where buckets end, and refuses limits below that of the first bucket.
-        inner = wrapped(stack(4), mode, 25.0)
-        self.model: Any = torch.compile(inner, **how)
-        self.optimizer, self.tensors = sgd(inner), held(inner)
+        super().__init__(mode, cap=25.0)
+        how: Dict[str, Any] = {"mode": "reduce-overhead"} if card.here() else {"backend": "eager"}
+        self.model = torch.compile(self.model, **how)
 
 
-KINDS: Dict[str, alike.Make] = {
-    "siamese, 12 buffers": Siamese,
+KINDS: Dict[str, Callable[[Mode], Program]] = {
+    "siamese, 12 buffers": partial(Trained, built=Buffered, losses=siamese),
     "GAN": Gan,
-    "two backwards": TwoBackwards,
-    "gradient penalty": Penalty,
-    "accumulation": Accumulation,
+    "two backwards": partial(Trained, losses=two_backwards),
+    "gradient penalty": partial(Trained, built=partial(stack, 4, 1), losses=penalty),
+    "accumulation": partial(Trained, built=partial(stack, 6), losses=accumulation),
     "DDP built on a side stream": Built,
     "whole loop on a side stream": Whole,
-    "outputs of two streams": Outputs,
+    "outputs of two streams": partial(Trained, built=Two, losses=outputs),
     "captures while a trace is written": Captures,
-    "make_graphed_callables": Callables,
+    "make_graphed_callables": partial(Trained, built=callables),
     "whole step captured": WholeStep,
     "reduce-overhead": Compiled,
 }

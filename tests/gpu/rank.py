@@ -7,9 +7,10 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Dict
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -24,9 +25,10 @@ def main(folder: Path) -> None:
         torch.set_num_threads(1)
     world.start(plan["backend"], plan["cuda"])
     for cell in plan["cells"]:
+        write = partial(_write, folder, cell["number"])
         left = world.agreed(plan["deadline"] - time.time())
         if left < cell["least"]:
-            _write(folder, cell, {"left_out": "no time was left"})
+            write(left_out="no time was left")
             continue
         limit = min(cell["limit"], left)
         begun = time.monotonic()
@@ -34,35 +36,28 @@ def main(folder: Path) -> None:
         # A rank that hangs ends, and torch elastic ends the others; the command goes on with the next cell.
         faulthandler.dump_traceback_later(limit + 10, exit=True)
         try:
-            found, error = world.together(_act({**cell, "until": time.time() + limit}), _noted(folder, cell))
+            found, error = world.together(partial(act, {**cell, "until": time.time() + limit}), write)
         except world.ApartError as problem:
-            _noted(folder, cell)(str(problem))
+            write(error=str(problem))
             raise
         faulthandler.cancel_dump_traceback_later()
-        _write(folder, cell, {"found": found, "error": error, "seconds": time.monotonic() - begun})
+        write(found=found, error=error, seconds=time.monotonic() - begun)
     world.barrier()
     torch.distributed.destroy_process_group()
 
 
-def _act(cell: Dict[str, Any]) -> Callable[[], Dict[str, Any]]:
-    def act() -> Dict[str, Any]:
-        from tests.gpu import training
+def act(cell: Dict[str, Any]) -> Dict[str, Any]:
+    from tests.gpu import training
 
-        # Nothing in these is timed.
-        training.exactly(cell["act"] in ("exact", "programs", "traced"))
-        found: Dict[str, Any] = import_module("tests.gpu." + cell["act"]).run(cell)
-        return found
-
-    return act
+    # Nothing in these is timed.
+    training.exactly(cell["act"] in ("exact", "programs", "traced"))
+    found: Dict[str, Any] = import_module("tests.gpu." + cell["act"]).run(cell)
+    return found
 
 
-def _noted(folder: Path, cell: Dict[str, Any]) -> Callable[[str], None]:
-    return lambda error: _write(folder, cell, {"error": error})
-
-
-def _write(folder: Path, cell: Dict[str, Any], record: Dict[str, Any]) -> None:
+def _write(folder: Path, number: int, **record: Any) -> None:
     """As a whole or not at all."""
-    file = folder / f"{cell['number']}.{RANK}.json"
+    file = folder / f"{number}.{RANK}.json"
     file.with_suffix(".part").write_text(json.dumps(record))
     file.with_suffix(".part").rename(file)
 

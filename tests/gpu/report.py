@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from typing import Any, Dict, List, Sequence, Tuple
 
 from tests.gpu.launch import Outcome
@@ -16,11 +17,7 @@ def failed(outcomes: Sequence[Outcome]) -> int:
 
 def not_run(outcomes: Sequence[Outcome]) -> Dict[str, int]:
     """How many cells were not run, by reason."""
-    found: Dict[str, int] = {}
-    for each in outcomes:
-        if each.left_out:
-            found[each.left_out] = found.get(each.left_out, 0) + 1
-    return found
+    return Counter(each.left_out for each in outcomes if each.left_out)
 
 
 def markdown(machine: Dict[str, Any], outcomes: Sequence[Outcome], seconds: float, notes: Sequence[str]) -> str:

@@ -28,13 +28,7 @@ class Seen(NamedTuple):
 
 
 class Section(NamedTuple):
-    """One kind of cells.
-
-    Attributes:
-        title: of its table.
-        note: above it.
-        look: what is seen of a cell, beside the cells of its section.
-    """
+    """One kind of cells: the title of its table, the note above it, and what is seen of a cell beside the others."""
 
     title: str
     note: str

@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 
 import torch
 
-from tests.gpu import syncs, training, world
+from tests.gpu import card, syncs, training, world
 from tests.gpu.modes import active
 
 _WARM = 3
@@ -62,16 +62,14 @@ def _profiled(made: training.Run, steps: int) -> Dict[str, float]:
     if not steps:
         return {}
     syncs.profiled(made.step)
-    counts = syncs.profiled(lambda: syncs.several(made, steps))
-    return {name: number / steps for name, number in counts.items()}
+    return {name: number / steps for name, number in syncs.profiled(lambda: made.steps(steps)).items()}
 
 
 def _timed(made: training.Run, count: int) -> float:
     """Milliseconds a step; nothing waits for the card between steps, as in a training loop that does not log."""
     world.barrier()
     begun = time.perf_counter()
-    for _ in range(count):
-        made.step()
+    made.steps(count)
     world.synchronize()
     return (time.perf_counter() - begun) / count * 1000
 
@@ -82,11 +80,11 @@ def _steps(seconds: float, made: training.Run) -> int:
 
 
 def _allocated() -> float:
-    return float(torch.cuda.memory_allocated()) if world.device().type == "cuda" else 0.0
+    return float(torch.cuda.memory_allocated()) if card.here() else 0.0
 
 
 def _peak(found: Dict[str, Any]) -> None:
     """From before the model was built to the last step; of this rank."""
-    if world.device().type == "cuda":
+    if card.here():
         found["peak"] = max(found["peak"], torch.cuda.max_memory_allocated() / _MB)
         found["reserved"] = max(found["reserved"], torch.cuda.max_memory_reserved() / _MB)

@@ -29,29 +29,21 @@ GLOO = "gloo:"
 def run(cell: Dict[str, Any]) -> Dict[str, Any]:
     steps = cell["options"]["steps"]
     with active(cell["mode"]) as mode:
-        return _looked_at(training.Run(cell["model"], cell["options"]["rate"], mode), steps)
-
-
-def _looked_at(made: training.Run, steps: int) -> Dict[str, Any]:
-    # Buckets are made anew after the first step, and libraries load what they need in the first ones.
-    several(made, 6)
-    # The profiler, too, does things for the first time.
-    profiled(lambda: several(made, 1))
-    look = profiled(lambda: several(made, 2))
-    several(made, 1)
-    counts = profiled(lambda: several(made, steps))
-    warned = _warned(lambda: several(made, steps)) if card.here() else 0
-    flag = bool(made.model.find_unused_parameters)
+        made = training.Run(cell["model"], cell["options"]["rate"], mode)
+        # Buckets are made anew after the first step, and libraries load what they need in the first ones.
+        made.steps(6)
+        # The profiler, too, does things for the first time.
+        profiled(made.step)
+        look = profiled(lambda: made.steps(2))
+        made.step()
+        counts = profiled(lambda: made.steps(steps))
+        warned = _warned(lambda: made.steps(steps)) if card.here() else 0
+        flag = bool(made.model.find_unused_parameters)
     usual = {name: n / steps for name, n in counts.items()}
     return {"counts": usual, "look": look, "warned": warned / steps, "flag": flag, "cuda": card.here()}
 
 
-def several(made: training.Run, count: int) -> None:
-    for _ in range(count):
-        made.step()
-
-
-def profiled(act: Callable[[], None]) -> Dict[str, int]:
+def profiled(act: Callable[[], Any]) -> Dict[str, int]:
     """The waits within ``act``; not those of the profiler itself, which come after it."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if card.here():

@@ -1,7 +1,10 @@
-"""The checks of ``python -m tests.gpu`` fail where something is wrong, and its counts count."""
+"""The checks of ``python -m tests.gpu`` fail where something is wrong, its counts count, and names are right."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.gpu import kept, launch, syncs  # noqa: E402
+from tests.gpu import launch, pretend, syncs  # noqa: E402
 from tests.gpu.catalogue import everything  # noqa: E402
 from tests.gpu.cells import GROUPS, Cell, lacking, launches  # noqa: E402
 from tests.gpu.launch import Outcome  # noqa: E402
@@ -136,15 +139,15 @@ def test_one_card_is_not_two() -> None:
 
 def test_results_are_kept_for_the_same_machine_and_ddpfix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "results.json"
-    first = kept.Kept(file, MACHINE)
+    first = launch.Kept(file, MACHINE)
     first.add([Outcome(EXACT, ranks(), seconds=3.0), Outcome(replace(EXACT, mode="find"), left_out="no time was left")])
-    again = kept.Kept(file, MACHINE)
+    again = launch.Kept(file, MACHINE)
     found = again.of(replace(EXACT, limit=1.0))
     assert found is not None and found.found == ranks() and found.seconds == 3.0
     assert again.of(replace(EXACT, mode="find")) is None
-    assert kept.Kept(file, {**MACHINE, "device": "another card"}).of(EXACT) is None
-    monkeypatch.setattr(kept, "source", lambda: "another")
-    assert kept.Kept(file, MACHINE).of(EXACT) is None
+    assert launch.Kept(file, {**MACHINE, "device": "another card"}).of(EXACT) is None
+    monkeypatch.setattr(launch, "source", lambda: "another")
+    assert launch.Kept(file, MACHINE).of(EXACT) is None
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -164,3 +167,16 @@ def test_a_cell_that_fails_takes_no_other_away() -> None:
     cells = [Cell("exactness", "gloo2", act, "branches", "flag", "", small) for act in ("nothing", "exact")]
     first, second = launch.run(cells, False, 60.0)
     assert "ModuleNotFoundError" in first.error and not second.error and len(second.found) == 2
+
+
+@pytest.mark.sampled(inside=False)
+@pytest.mark.parametrize("act", ["programs", "hangs", "look", "traced"])
+def test_lines_for_a_card_run(act: str) -> None:
+    words = [sys.executable, "-m", "tests.gpu.pretend", act]
+    ran = subprocess.run(words, env=launch.environment(), capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found: List[Dict[str, Any]] = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    assert [each["error"] for each in found] == [None] * len(pretend.cells(act)) and found
+    if act == "programs":
+        # Counted by the profiler, as on a card.
+        assert all(each["found"]["counts"]["waits"] == 0 and each["found"]["wrong"] == [] for each in found)

@@ -7,36 +7,27 @@ import tempfile
 import threading
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Set
+from unittest import mock
 
 import torch
 
-from tests.gpu import alike, card, world
+from tests.gpu import card, programs, world
 from tests.gpu.modes import active
 
 _ASKED = ("query", "elapsed_time", "record", "synchronize")
 
 
 def run(cell: Dict[str, Any]) -> Dict[str, Any]:
+    peaks: List[Optional[int]] = []
     with tempfile.TemporaryDirectory(prefix="ddpfix-gpu-") as folder, _threads() as threads:
         with active(cell["mode"], trace=folder) as mode:
-            seen = _trained(mode, cell["options"]["steps"])
-        return _compared(Path(folder), seen, threads)
-
-
-def _trained(mode: Any, steps: int) -> List[Optional[int]]:
-    """Return the peak after each step."""
-    peaks: List[Optional[int]] = []
-    torch.manual_seed(5)
-    model = alike.wrapped(alike.stack(6), mode)
-    optimizer = alike.sgd(model)
-    for number in range(steps):
-        optimizer.zero_grad(set_to_none=True)
-        loss = model(alike.data(number)).square().mean()
-        loss.backward()
-        optimizer.step()
-        peaks.append(card.peak())
-    world.synchronize()
-    return peaks
+            torch.manual_seed(5)
+            program = programs.Trained(mode)
+            for number in range(cell["options"]["steps"]):
+                program.step(number)
+                peaks.append(card.peak())
+            world.synchronize()
+        return _compared(Path(folder), peaks, threads)
 
 
 def _compared(folder: Path, peaks: List[Optional[int]], threads: Set[str]) -> Dict[str, Any]:
@@ -73,8 +64,6 @@ def _threads() -> Iterator[Set[str]]:
     from ddpfix import log
 
     seen: Set[str] = set()
-    kind: Any = torch.cuda.Event
-    stock = {name: getattr(kind, name) for name in _ASKED}
 
     def noted(name: str, function: Any) -> Any:
         def asked(*args: Any, **kwargs: Any) -> Any:
@@ -85,10 +74,6 @@ def _threads() -> Iterator[Set[str]]:
 
         return asked
 
-    for name, function in stock.items():
-        setattr(kind, name, noted(name, function))
-    try:
+    event: Any = torch.cuda.Event
+    with mock.patch.multiple(event, **{name: noted(name, getattr(event, name)) for name in _ASKED}):
         yield seen
-    finally:
-        for name, function in stock.items():
-            setattr(kind, name, function)

@@ -25,20 +25,15 @@ def exactly(wanted: bool) -> None:
     torch.set_float32_matmul_precision("highest" if wanted else "high")
 
 
-def wrapped(model: nn.Module, mode: Mode, cap: float) -> Any:
-    """The model under DDP; ranks draw different numbers from here on, as they do with seeds of their own.
+def wrapped(model: nn.Module, mode: Mode, cap: float = 0.01) -> Any:
+    """The model under DDP, on the rank's device; ranks draw different numbers from here on, as with their own seeds.
 
-    Args:
-        cap: the largest size of a bucket of gradients, in MB.
+    Without a ``cap`` (MB) there are many buckets.
     """
     options: Dict[str, Any] = {"bucket_cap_mb": cap}
     if world.device().type == "cuda":
         options["device_ids"] = [world.device().index]
-    if mode.flag:
-        options["find_unused_parameters"] = True
-    if mode.views:
-        options["gradient_as_bucket_view"] = True
-    made = DistributedDataParallel(model, **options)
+    made = DistributedDataParallel(model.to(world.device()).train(), **options, **mode.options)
     torch.manual_seed(100 + world.rank())
     return made
 
@@ -58,14 +53,18 @@ class Run:
     """Takes plain steps; batches lie on the device before the first one."""
 
     def __init__(self, name: str, rate: float, mode: Mode, batches: int = 4, precision: str = "") -> None:
-        inner = models.built(name, rate, world.device())
-        self.ran = wraps.Ran(inner)
-        self.model = wrapped(inner, mode, models.KINDS[name].cap)
+        self.inner = models.built(name, rate, world.device())
+        self.ran = wraps.Ran(self.inner)
+        self.model = wrapped(self.inner, mode, models.KINDS[name].cap)
         self.optimizer = adamw(self.model)
         self.batches = [models.batch(name, number, world.rank(), world.device()) for number in range(batches)]
         self.precision = precision
         self.layers: List[int] = []
         self.number = 0
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
 
     def step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

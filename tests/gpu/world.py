@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import datetime
 import gc
-import hashlib
 import os
 import traceback
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import distributed
@@ -74,12 +73,11 @@ def synchronize() -> None:
 
 
 def together(
-    act: Callable[[], Dict[str, Any]], note: Callable[[str], None] = lambda error: None
+    act: Callable[[], Dict[str, Any]], note: Callable[..., None] = lambda error: None
 ) -> Tuple[Optional[Dict[str, Any]], Optional[str]]:
     """What an act found, or why it failed on all ranks in the same way; else raises :class:`ApartError`.
 
-    Args:
-        note: told this rank's error at once, because the others may never come to hear of it.
+    ``note`` is told this rank's error at once, because the others may never come to hear of it.
     """
     found, error = None, None
     try:
@@ -88,7 +86,7 @@ def together(
     except Exception as problem:
         traceback.print_exc()
         error = _said(problem)
-        note(error)
+        note(error=error)
     release()
     errors = gathered(error, 1)
     if len(set(errors)) > 1:
@@ -110,10 +108,3 @@ def release() -> None:
     if device().type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-
-
-def digest(tensors: Iterable[torch.Tensor]) -> str:
-    whole = hashlib.sha256()
-    for tensor in tensors:
-        whole.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return whole.hexdigest()[:16]
