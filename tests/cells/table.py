@@ -65,7 +65,8 @@ SEEING = (
     "tests/probing",
     "tests/ranks/test_hang.py",
     "tests/ranks/test_doctor.py",
-    "tests/ranks/test_comparison.py",
+    "tests/unit/test_store.py::test_on_how_many_ranks_it_is_the_same",
+    "tests/unit/test_store.py::test_a_store_that_does_not_answer_is_given_up",
 )
 # Its launcher, its loop, its batches of different numbers, and where it is when it stands still.
 LIGHTNING = ("tests/launchers/test_lines.py", "tests/late/test_uneven.py", "-k", "lightning or lightened")

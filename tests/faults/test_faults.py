@@ -130,11 +130,8 @@ class Bench:
         (folder / "kit").mkdir()
         (folder / "kit" / "__init__.py").write_text(kit)
         (folder / "kit" / "late.py").write_text("")
-        self.release(version)
-
-    def release(self, version: str) -> None:
-        metadata = self.folder / "kit-0.dist-info"
-        metadata.mkdir(exist_ok=True)
+        metadata = folder / "kit-0.dist-info"
+        metadata.mkdir()
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kit\nVersion: {version}\n")
 
     def patch(self, function: str, *targets: str) -> Bench:
@@ -253,8 +250,7 @@ def test_a_module_that_vanished_is_waited_for(tmp_path: Path) -> None:
     [("from kit import moved_elsewhere", "ImportError"), ("this is no Python", "SyntaxError")],
 )
 def test_a_patch_file_that_cannot_be_imported(tmp_path: Path, line: str, reason: str) -> None:
-    bench = Bench(tmp_path).patch("one")
-    (tmp_path / "patches" / "kit" / "fixes.py").write_text(PATCHES + line + "\n")
+    bench = Bench(tmp_path, fixes=f"{PATCHES}{line}\n").patch("one")
     check_failure(bench.run(), "kit.one", reason, patched=None)
 
 

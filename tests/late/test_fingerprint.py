@@ -50,6 +50,33 @@ def test_samples_are_no_float64_unless_the_parameters_are() -> None:
     assert fingerprint._some(torch.ones(9, dtype=torch.float64)).dtype is torch.float64
 
 
+class Own(torch.nn.Parameter):
+    """A class of the program's own."""
+
+
+@pytest.mark.parametrize(
+    ("parameter", "is_compared"),
+    [
+        (torch.nn.Parameter(torch.ones(2)), True),
+        (Own(torch.ones(2)), False),
+        (torch.nn.Parameter(torch.ones(2, device="meta")), False),
+    ],
+)
+def test_which_parameters_are_compared(parameter: Any, is_compared: bool) -> None:
+    assert not fingerprint.comparable(parameter), "it has no gradient"
+    parameter.grad = torch.zeros_like(parameter.data)
+    assert fingerprint.comparable(parameter) is is_compared
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_parameter_that_was_moved_since_is_not_compared(moved: bool) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.zeros(2)
+    pending = fingerprint.PendingSnapshot(3, 3, {"a": parameter}, torch.optim.SGD([parameter], lr=0.1))
+    parameter.data += moved
+    assert (pending.finish() is None) is moved
+
+
 GROWS = """
 import resource, sys, torch
 from ddpfix.patches.torch.replicas import fingerprint

@@ -187,15 +187,17 @@ def test_a_checkpoint_that_trains_nothing_is_left_as_it_is() -> None:
 
 def test_a_place_that_is_taken_or_in_no_order_is_refused() -> None:
     """A stage whose line in the order was forgotten would else be put in nowhere, in silence."""
-    site, shared = Site("a test"), Shared[str]("torch.thing", ("first", "second"))
-    shared.join(site, "second", "two", lambda own: None)
+    shared, off = Shared[str]("torch.thing", ("first", "second")), []  # type: ignore[var-annotated]
+    site, other = Site("a test"), Site("another one")
+    shared.join(site, "second", "two", lambda own: own.at_undo(lambda: off.append("taken off")))
     with pytest.raises(PatchError, match="the place third of torch.thing is none of first, second"):
         shared.join(site, "third", "three", lambda own: None)
     with pytest.raises(PatchError, match="the place second of torch.thing is taken"):
         shared.join(site, "second", "three", lambda own: None)
-    shared.join(site, "first", "one", lambda own: None)
+    shared.join(other, "first", "one", lambda own: None)
     assert shared.subscribers == ("one", "two")
-    assert site.undo() == [] and shared.subscribers == ()
+    assert other.undo() == [] and shared.subscribers == ("two",) and off == []
+    assert site.undo() == [] and shared.subscribers == () and off == ["taken off"]
 
 
 # What is gathered of the steps of a model before there is an error, and that nothing of it is left behind.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, List
 
 import pytest
 import torch
@@ -28,11 +28,8 @@ Whole = Callable[[nn.Module], torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
-def patched() -> Iterator[None]:
-    site = Site("test")
+def patched(site: Site) -> None:
     layerdrop.in_modules(site, importlib.import_module(ENTRY.module()), None)
-    yield
-    site.undo()
 
 
 def encoder() -> nn.Module:
@@ -216,22 +213,18 @@ def enable(model: Any, reentrant: bool) -> None:
 
 
 @KINDS
-def test_layers_checkpointed_by_transformers(reentrant: bool) -> None:
+def test_layers_checkpointed_by_transformers(reentrant: bool, site: Site) -> None:
     entry = zoo.tiny_model("bart")
-    site = Site("test")
     layerdrop.in_modules(site, importlib.import_module(entry.module()), None)
-    try:
-        results = []
-        for kept in (False, True):
-            model = entry.build()
-            if kept:
-                enable(model, reentrant)
-            with training.step(training.Replica(model, 4)) as step:
-                loss = entry.loss(model(**entry.batch()))
-            loss.backward()
-            results.append((step.skipped, gradients(model)))
-        assert results[0][0] == results[1][0] != []
-        # Reentrant backwards add up the gradients of a shared input in another order.
-        torch.testing.assert_close(results[1][1], results[0][1], rtol=1e-5, atol=1e-5)
-    finally:
-        site.undo()
+    results = []
+    for kept in (False, True):
+        model = entry.build()
+        if kept:
+            enable(model, reentrant)
+        with training.step(training.Replica(model, 4)) as step:
+            loss = entry.loss(model(**entry.batch()))
+        loss.backward()
+        results.append((step.skipped, gradients(model)))
+    assert results[0][0] == results[1][0] != []
+    # Reentrant backwards add up the gradients of a shared input in another order.
+    torch.testing.assert_close(results[1][1], results[0][1], rtol=1e-5, atol=1e-5)

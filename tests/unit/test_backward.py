@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any, Callable, List
 
 import pytest
 import torch
-from ddpfix.patches.torch.internals import probes, reducer
+from ddpfix.patches.torch.internals import probes, process_groups, reducer
+from ddpfix.patches.torch.pipeline import step_count
 from ddpfix.patches.torch.pipeline.backward import Backwards
 from ddpfix.patches.torch.unused import states
 from packaging.version import Version
@@ -68,6 +70,29 @@ def test_a_reduction_that_goes_meanwhile_hides_no_other(monkeypatch: Any) -> Non
     assert states.reductions() == [first]
 
 
+class Wrapper:
+    training = require_backward_grad_sync = True
+    process_group = None
+
+
+def test_training_forwards_are_counted_and_those_of_no_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_groups, "ranks_of", lambda group: [0])
+    monkeypatch.setattr(step_count, "trains", lambda wrapper: wrapper.training)
+    wrapper: Any = Wrapper()
+    clock = step_count.Clock(SimpleNamespace(wrapper=wrapper), step_count.Clocks())  # type: ignore[arg-type]
+    for training, counted in ((False, (0, 0)), (True, (2, 1))):
+        wrapper.training = training
+        for _ in range(2):
+            clock.begin()
+        work = clock.work()
+        assert (work.step, work.skipped) == counted
+    wrapper.require_backward_grad_sync = False
+    clock.begin()
+    place = clock.local_place
+    clock.begin()
+    assert (clock.local, clock.local_place) == (2, place) and clock.is_local
+
+
 # Probes of torch's compiled reducer say what the release does for which a fix was written, or does not.
 
 
@@ -90,6 +115,12 @@ def test_each_probe_agrees_with_the_rows_of_its_fix() -> None:
 def test_a_reducer_that_keeps_waiting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reducer, "mark_ready", lambda *given: None)
     assert not probes.marks_what_is_missing()
+
+
+def test_a_program_that_wants_all_warnings_has_none_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "is_warn_always_enabled", lambda: True)
+    monkeypatch.setattr(torch.distributed, "Reducer", None)
+    reducer.use_up_flag_warning(None)
 
 
 @newer

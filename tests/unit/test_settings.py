@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -17,7 +17,7 @@ from ddpfix.cli import run
 from ddpfix.matrix import loader, settings
 from ddpfix.matrix.settings import SETTINGS, Settings, SettingsError, read, switch_name
 from ddpfix.patching.site import Site
-from ddpfix.uneven.loader import policy
+from ddpfix.uneven import loader as uneven
 
 PATCHES = ["torch.flag", "torch.hang", "torch.finalize", "transformers.layerdrop", "transformers.layerdrop_x"]
 ROOT = Path(__file__).parents[2]
@@ -248,8 +248,40 @@ def test_the_nearest_value_is_taken_and_logged(
     lines: List[str] = []
     monkeypatch.setattr(log, "info", lines.append)
     site = Site("wenet.uneven", settings.read(requested, [], environ={}), instead={"auto": "join", "pad": "join"})
-    assert policy(site, "WeNet") == taken
+    assert uneven.policy(site, "WeNet") == taken
     assert lines == (["WeNet does not support uneven=pad: ddpfix uses uneven=join"] if is_logged else [])
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [(3, "3 steps in this epoch, 3 batches are left out"), (5, "5 steps in this epoch, 3 batches are read again")],
+)
+def test_what_becomes_of_the_batches_that_only_some_ranks_have(target: int, told: str) -> None:
+    assert uneven.line([3, 5, 4], target).startswith(f"ranks have 3 to 5 batches: each trains {told}")
+    assert list(islice(uneven.Counted(range(3), target), 9)) == [0, 1, 2, 0, 1][:target]
+
+
+class OneOfThree(uneven.StreamEpoch):
+    """A rank with two batches; the other two have three."""
+
+    def __init__(self, stop: bool) -> None:
+        super().__init__(range(2), stop, None)
+        self.others = [[2, 2]] * 4
+
+    def send(self) -> Any:
+        return self.numbers()
+
+    def received(self, pending: Any) -> List[int]:
+        return [own + other for own, other in zip(pending, self.others.pop() if self.others else (0, 0))]
+
+
+@pytest.mark.parametrize(("stop", "batches", "repeated", "left"), [(False, [0, 1, 0], 1, 0), (True, [0, 1], 0, 2)])
+def test_batches_that_cannot_be_counted(
+    stop: bool, batches: List[int], repeated: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 3)
+    epoch = OneOfThree(stop)
+    assert list(epoch) == batches and (epoch.repeated, epoch.left) == (repeated, left)
 
 
 def test_the_matrix_says_which_values_a_toolkit_does_not_have() -> None:

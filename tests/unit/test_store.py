@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
 import pytest
 from torch import distributed
 
 from ddpfix.exchange import keys as ours
 from ddpfix.exchange import rendezvous, roll_call
+
+T = TypeVar("T")
 
 
 class Old:
@@ -64,31 +67,79 @@ def test_it_looks_until_something_is_found_or_given_up() -> None:
     assert ours.look_until(lambda: next(last), lambda waited: True, (0.001, 0.002))
 
 
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store in the place of the process group's."""
+    made = distributed.HashStore()
+    made.set_timeout(timedelta(seconds=5))
+    monkeypatch.setattr(roll_call, "default_store", lambda: made)
+    monkeypatch.setattr(roll_call, "keys", lambda whole, name: distributed.PrefixStore(name, whole))
+
+
+def of_ranks(rank: Callable[[Any], T], each: Sequence[Any]) -> List[T]:
+    """What a function returns on each rank, in a thread of its own."""
+    with ThreadPoolExecutor(len(each)) as pool:
+        return list(pool.map(rank, each))
+
+
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize(
     "comes, expected", [((True, True, True), True), ((True, True, None), False), ((True, True, False), False)]
 )
-def test_all_ranks_get_the_same_answer_whether_all_come(
-    comes: Tuple[Any, ...], expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_ranks_get_the_same_answer_whether_all_come(comes: Tuple[Any, ...], expected: bool) -> None:
     """A rank comes (True), refuses (False) or stays away (None); who comes later gets the answer, too."""
-    server = distributed.HashStore()
-    monkeypatch.setattr(roll_call, "default_store", lambda: server)
-    monkeypatch.setattr(roll_call, "keys", lambda whole, name: distributed.PrefixStore(name, whole))
-    found: List[bool] = []
 
-    def rank(comes: bool) -> None:
+    def rank(comes: bool) -> Optional[bool]:
         if comes:
-            found.append(roll_call.all_come("place", range(3), 0.3))
-        else:
-            roll_call.refuse("place", range(3))
+            return roll_call.all_come("place", range(3), 0.3)
+        roll_call.refuse("place", range(3))
+        return None
 
-    threads = [threading.Thread(target=rank, args=(each,)) for each in comes if each is not None]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    found = of_ranks(rank, [each for each in comes if each is not None])
     late = comes[2] is None and roll_call.all_come("place", range(3), 0.3)
-    assert (found, late) == ([expected] * sum(map(bool, comes)), False)
+    assert ([each for each in found if each is not None], late) == ([expected] * sum(map(bool, comes)), False)
+
+
+# On how many ranks the same was found: nobody waits for one that is gone, or for a store that is.
+LIMIT = 0.3
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize(
+    ("texts", "same", "size"), [(["a", "a", "a"], [3, 3, 3], 3), (["a", "b", "b"], [1, 2, 2], 4), (["a"], [1], 2)]
+)
+def test_on_how_many_ranks_it_is_the_same(texts: List[str], same: List[int], size: int) -> None:
+    begun = time.monotonic()
+    found = of_ranks(lambda text: roll_call.compare("step", size, text, LIMIT), texts)
+    assert found == [roll_call.Found(number, size) for number in same]
+    assert time.monotonic() - begun < LIMIT + 3
+
+
+def test_a_store_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    class Silent:
+        def add(self, key: str, count: int) -> int:
+            over.wait(20)
+            return 0
+
+    monkeypatch.setattr(roll_call, "default_store", Silent)
+    monkeypatch.setattr(roll_call, "keys", lambda whole, name: whole)
+    begun = time.monotonic()
+    try:
+        assert roll_call.compare("step", 2, "a", LIMIT) is None
+        assert time.monotonic() - begun < LIMIT + 5
+    finally:
+        over.set()
+
+
+def test_a_store_that_is_lost_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(whole: Any, name: str) -> Any:
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(roll_call, "default_store", object)
+    monkeypatch.setattr(roll_call, "keys", lost)
+    assert roll_call.compare("step", 2, "a", LIMIT) is None
 
 
 def test_a_wait_of_the_store_itself_keeps_other_threads_from_it() -> None:
@@ -156,9 +207,8 @@ def test_nothing_stays_in_a_store_of_the_programs_own(monkeypatch: pytest.Monkey
     stores = threading.local()
     monkeypatch.setattr(ours, "group_store", lambda: stores.own)
     monkeypatch.setattr(ours, "is_programs", lambda: True)
-    found: List[Any] = []
 
-    def rank(number: int) -> None:
+    def rank(number: int) -> Any:
         stores.own = distributed.PrefixStore("", server)
         for _ in range(2):
             # The next group may have the same object: it begins to count anew.
@@ -166,12 +216,7 @@ def test_nothing_stays_in_a_store_of_the_programs_own(monkeypatch: pytest.Monkey
             assert ours.count(stores.own, "name") == 0
         calls = roll_call.RollCall("name", [0, 1])
         seed = rendezvous.meet(rendezvous.Members("all", [0, 1], number), {"a": "b"}, 7 + number, 20.0)
-        found.append((seed, calls.same("yes"), calls.same("yes"), calls.same(f"rank {number}"), ours.default_store()))
+        return seed, calls.same("yes"), calls.same("yes"), calls.same(f"rank {number}"), ours.default_store()
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == [(7, True, True, False, None)] * 2
+    assert of_ranks(rank, range(2)) == [(7, True, True, False, None)] * 2
     assert server.num_keys() == 0
