@@ -58,10 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _code(cell: table.Cell, options: argparse.Namespace) -> int:
-    return run_failed(cell, FOLDER) if options.failed else run(cell, FOLDER, options.only, options.sample)
-
-
 def _size(word: str) -> int:
     if not word.isdigit() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not a number of 1 or more")
@@ -73,7 +69,8 @@ def _passed(cell: table.Cell, options: argparse.Namespace, later: List[table.Cel
     begun, taken = time.monotonic(), 0
     try:
         with environment.downloads(FOLDER if options.discard else None):
-            code = _code(cell, options)
+            failed = options.failed
+            code = run_failed(cell, FOLDER) if failed else run(cell, FOLDER, options.only, options.sample)
     except environment.NothingToRunError as error:
         print(f"not run: {error}")
         return True
@@ -92,8 +89,6 @@ def run(cell: table.Cell, folder: Path, only: Sequence[str] = (), size: int = 1)
     """Run the tests of a cell in its environment; returns the worst exit code of pytest.
 
     Args:
-        cell: the cell.
-        folder: where environments are made.
         only: files of tests to run and not all; such a run leaves no result, because it says nothing of the rest.
         size: one in so many tests of each file and patch is run; neighbouring releases run different ones.
 

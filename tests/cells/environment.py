@@ -27,11 +27,7 @@ class NothingToRunError(Exception):
 
 
 def made(cell: Cell, folder: Path) -> Path:
-    """The interpreter of a cell's environment, which is made if it is not there yet.
-
-    Args:
-        cell: the cell.
-        folder: where environments are.
+    """The interpreter of a cell's environment, which is made in a folder if it is not there yet.
 
     Raises:
         NothingToRunError: the release is on no registry, and its tree is not there.

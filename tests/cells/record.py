@@ -13,23 +13,7 @@ from typing import Any, Dict, FrozenSet, List, Set, Tuple
 
 import pytest
 
-# What decides about a patch, and so is named in a result: distributions, as their metadata spells them.
-NAMED = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "funasr",
-    "hydra-core",
-    "speechbrain",
-    "fastNLP",
-    "lightning",
-    "deepspeed",
-    "torchaudio",
-    "espnet",
-    "s3prl",
-    "nemo_toolkit",
-    "numpy",
-)
+from ddpfix.matrix import loader
 
 
 class Record:
@@ -100,9 +84,9 @@ def sample(items: List[Any], size: int, turn: int) -> List[Any]:
 
 
 def versions() -> Dict[str, str]:
-    """The releases that are here of what decides about a patch."""
+    """The releases that are here of what decides about a patch: distributions, as their metadata spells them."""
     found = {}
-    for name in NAMED:
+    for name in sorted({*loader.load().toolkits.values(), "lightning", "numpy"}):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

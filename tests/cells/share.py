@@ -15,7 +15,7 @@ SHARE: Dict[str, Tuple[str, ...]] = {
     "funasr-1.0.17": ("batches", "uneven"),
     "funasr-1.0.19": ("entries", "unused"),
     "funasr-1.1.16": ("accumulation", "overrides"),
-    "funasr-1.4.16": ("checkpoint", "diagnosis", "layerdrop", "probe", "undo", "uneven"),
+    "funasr-1.4.16": ("checkpoint", "layerdrop", "probe", "undo", "uneven", "unused"),
     "speechbrain-0.5.11": ("options", "stages", "undo"),
     "speechbrain-0.5.13": ("accumulation",),
     "speechbrain-0.5.16": ("accumulation", "options", "options_yaml", "options_device"),

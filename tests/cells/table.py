@@ -74,26 +74,18 @@ LIGHTNING = ("tests/launchers/test_lines.py", "tests/late/test_uneven.py", "-k",
 
 @dataclass(frozen=True)
 class Fit:
-    """What goes with some releases of a toolkit.
+    """What goes with some releases of a toolkit."""
 
-    Attributes:
-        versions: a specifier of the releases.
-        others: requirements beside the toolkit.
-        torch: the torch that is installed; in an environment of pinned requirements, the one that they pin.
-        python: the interpreter.
-        tests: arguments of pytest, one tuple a run.
-        pinned: whether dependencies come from the folder's ``requirements.txt``, and the release is unpacked beside
-            them without its own, so that many releases share an environment.
-        stack: what tells this cell from another one of the same release.
-    """
-
-    versions: str
-    others: Tuple[str, ...] = ()
+    versions: str  # a specifier of the releases
+    others: Tuple[str, ...] = ()  # requirements beside the toolkit
+    # The torch that is installed; in an environment of pinned requirements, the one that they pin.
     torch: str = "2.13.0"
-    python: str = "3.11"
-    tests: Tuple[Tuple[str, ...], ...] = ()
+    python: str = "3.11"  # the interpreter
+    tests: Tuple[Tuple[str, ...], ...] = ()  # arguments of pytest, one tuple a run
+    # Whether dependencies come from the folder's ``requirements.txt``, and the release is unpacked beside them without
+    # its own, so that many releases share an environment.
     pinned: bool = False
-    stack: str = ""
+    stack: str = ""  # what tells this cell from another one of the same release
 
 
 def _transformers(versions: str, *others: str) -> Fit:

@@ -26,32 +26,17 @@ OUTCOMES = (RIGHT, WRONG, HELD, LEFT)
 
 
 class Verdict(NamedTuple):
-    """What the rule does with one fix on the day of a release.
+    """What the rule does with one fix on the day of a release."""
 
-    Attributes:
-        patch: the fix.
-        known: the newest tested release of that day.
-        release: the one that was new.
-        outcome: one of the four.
-        why: the first place that has changed, or the row that is for the new release.
-    """
-
-    patch: str
-    known: str
-    release: str
-    outcome: str
-    why: str
+    patch: str  # the fix
+    known: str  # the newest tested release of that day
+    release: str  # the one that was new
+    outcome: str  # one of the four
+    why: str  # the first place that has changed, or the row that is for the new release
 
 
 def of(matrix: Matrix, package: str, versions: Sequence[Version], read: Callable[[Version], Tree]) -> List[Verdict]:
-    """The verdicts about the fixes that have places in a package.
-
-    Args:
-        matrix: the matrix.
-        package: a toolkit of it.
-        versions: its tested releases, the oldest first.
-        read: the files of a release.
-    """
+    """The verdicts about the fixes that have places in a package, by its tested releases, the oldest first."""
     found: List[Verdict] = []
     older: Optional[Tuple[Version, Code]] = None
     for version in versions:

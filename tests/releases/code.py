@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import warnings
 import zipfile
-from importlib.util import decode_source
+from importlib.util import decode_source, resolve_name
 from pathlib import Path, PurePosixPath
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
@@ -22,13 +22,10 @@ class Unreadable(ValueError):
 
 
 class Tree:
-    """A package, by the names of its modules.
+    """A package: where each module is, by its dotted name, and what reads a file.
 
     Args:
-        package: its import name.
         label: what it is called in messages, such as ``funasr 1.4.16``.
-        paths: where each module is, by its dotted name.
-        read: the content of a file.
     """
 
     def __init__(self, package: str, label: str, paths: Mapping[str, str], read: Callable[[str], bytes]) -> None:
@@ -93,17 +90,11 @@ class Scope(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A definition.
+    """A definition."""
 
-    Attributes:
-        module: where it is.
-        name: its name there, such as ``Class.method``.
-        nodes: its statements; there are several where a condition chooses one.
-    """
-
-    module: str
-    name: str
-    nodes: Tuple[ast.AST, ...]
+    module: str  # where it is
+    name: str  # its name there, such as ``Class.method``
+    nodes: Tuple[ast.AST, ...]  # its statements; there are several where a condition chooses one
 
     def __str__(self) -> str:
         return f"{self.module}:{self.name}"
@@ -127,11 +118,7 @@ _Seen = Set[Tuple[str, str]]
 
 
 class Code:
-    """The definitions of a package.
-
-    Args:
-        tree: its files.
-    """
+    """The definitions of a package, in the files of a tree."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -277,12 +264,8 @@ def _bind(node: ast.ImportFrom, origin: str, scope: Scope) -> None:
 
 def _origin(node: ast.ImportFrom, module: str, is_package: bool) -> str:
     """The module that a statement imports from."""
-    if not node.level:
-        return node.module or ""
-    parents = module.split(".")
-    up = node.level - is_package
-    base = parents[: len(parents) - up] if up else parents
-    return ".".join([*base, *([node.module] if node.module else [])])
+    package = module if is_package else module.rpartition(".")[0]
+    return resolve_name("." * node.level + (node.module or ""), package)
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

@@ -41,12 +41,7 @@ class Registry:
         self._stack.close()
 
     def open(self, package: str, distribution: str, version: Version) -> Tree:
-        """The files of a release.
-
-        Args:
-            package: its import name.
-            distribution: its name on the registry.
-            version: which one.
+        """The files of a release of a distribution, which is imported as a package.
 
         Raises:
             ReleaseError: there is no such release, or it cannot be had.

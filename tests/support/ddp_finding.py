@@ -28,16 +28,12 @@ _ERROR = "Expected to have finished reduction"
 
 @dataclass
 class Subject:
-    """One model to be looked at.
+    """One model to be looked at."""
 
-    Attributes:
-        build: makes it; equal models each time.
-        flagged: whether it trains with the flag; an output outside of the loss, and reentrant checkpointing do not.
-    """
-
-    build: Callable[[], Any]
+    build: Callable[[], Any]  # makes it; equal models each time
     batches: Sequence[Any]
     loss: Callable[[Any, Any], Any]
+    # Whether it trains with the flag; an output outside of the loss, and reentrant checkpointing do not.
     flagged: bool = True
 
 

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 NAMES = ("node-a", "node-b")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -73,24 +73,19 @@ def two_hosts(folder: Path) -> Iterator[Tuple[Host, Host]]:
     holder = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    out, err = _pipe(holder.stdout), _pipe(holder.stderr)
+    assert holder.stdin and holder.stdout and holder.stderr
     try:
-        pids = out.readline().split()
+        pids = holder.stdout.readline().split()
         if len(pids) != 2:
             holder.kill()
-            raise OSError(f"no network namespaces here: {err.read().strip() or 'no reason was given'}")
+            raise OSError(f"no network namespaces here: {holder.stderr.read().strip() or 'no reason was given'}")
         first, second = (Host(*each) for each in zip(NAMES, ADDRESSES, map(int, pids)))
         yield first, second
     finally:
-        _pipe(holder.stdin).close()
+        holder.stdin.close()
         holder.wait(20)
-        out.close()
-        err.close()
-
-
-def _pipe(stream: Optional[IO[str]]) -> IO[str]:
-    assert stream is not None
-    return stream
+        holder.stdout.close()
+        holder.stderr.close()
 
 
 @lru_cache(maxsize=None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, Iterable, List, Sequence, Tuple
 
 from cogapp import Cog
 
@@ -25,6 +25,11 @@ DOCS = README.parent / "docs"
 # What a generated part begins with, and what its code may use.
 MARK = "[[[cog"
 PROLOGUE = "from tests.support import readme, rooms"
+
+
+def table(heads: str, rows: Iterable[str]) -> str:
+    """A table in Markdown, with a line for each row."""
+    return "\n".join([f"| {heads} |", f"|{'---|' * len(heads.split('|'))}", *rows])
 
 
 def pages() -> Dict[str, List[Patch]]:
@@ -71,7 +76,7 @@ def toolkit_pages() -> str:
 def fixes(folder: str) -> str:
     """One line a fix of a folder of patches: which releases it is for."""
     whole = loader.load()
-    lines = ["| fix | fixed in | tested on |", "|---|---|---|"]
+    lines = []
     for patch in pages()[folder]:
         rows = [row for row in whole.rows_of(patch.id) if row.status == "cured"]
         if not rows:
@@ -81,7 +86,7 @@ def fixes(folder: str) -> str:
         shown = str(tested[0]) if len(tested) == 1 else f"{len(tested)} releases, {tested[0]} to {tested[-1]}"
         ranges = ", ".join(f"`{_readable(str(row.versions))}`" for row in rows)
         lines.append(f"| `{patch.id}`{'' if patch.default else ' (opt-in)'} | {ranges} | {shown} |")
-    return "\n".join(lines)
+    return table("fix | fixed in | tested on", lines)
 
 
 def _readable(specifier: str) -> str:
@@ -95,11 +100,9 @@ def versions() -> str:
     parts = []
     for patch in whole.patches.values():
         parts.append(f"## {patch.id}\n\n{patch.problem}")
-        lines = ["| versions | | tested on | why |", "|---|---|---|---|"]
-        for row in whole.rows_of(patch.id):
-            tested = ", ".join(map(str, row.tested)) or "-"
-            lines.append(f"| `{_readable(str(row.versions))}` | {row.status} | {tested} | {row.why} |")
-        parts.append("\n".join(lines))
+        rows = [(row, ", ".join(map(str, row.tested)) or "-") for row in whole.rows_of(patch.id)]
+        lines = [f"| `{_readable(str(row.versions))}` | {row.status} | {tested} | {row.why} |" for row, tested in rows]
+        parts.append(table("versions | | tested on | why", lines))
     return "\n\n".join(parts)
 
 
@@ -107,27 +110,24 @@ def backtest() -> str:
     """What the rule for untested releases would have done, one line a toolkit, and each fix that it would have left."""
     found = releases.kept()
     words = ["applied, right", "applied, wrong", "left out, would have held", "left out, rightly"]
-    lines = [f"| toolkit | {' | '.join(words)} | applied |", "|---|---|---|---|---|---|"]
+    lines = []
     for name, kept in [*found.items(), ("all", releases.Kept([], releases.summed(found.values()), []))]:
         right, wrong, held, left = (kept.counts[outcome] for outcome in releases.OUTCOMES)
         if right + wrong + held + left:
             lines.append(f"| {name} | {right} | {wrong} | {held} | {left} | {right / max(right + held, 1):.0%} |")
-    return "\n".join(lines)
+    return table(f"toolkit | {' | '.join(words)} | applied", lines)
 
 
 def values() -> str:
     """One line a setting."""
-    lines = ["| variable | default | values | meaning |", "|---|---|---|---|"]
-    for setting in settings.SETTINGS:
-        lines.append(f"| `{setting.variable}` | {setting.default} | {setting.accepted} | {setting.meaning} |")
-    return "\n".join(lines)
+    rows = (f"| `{s.variable}` | {s.default} | {s.accepted} | {s.meaning} |" for s in settings.SETTINGS)
+    return table("variable | default | values | meaning", rows)
 
 
 def gone() -> str:
     """One line a removed or renamed name."""
-    lines = ["| removed | what to do instead |", "|---|---|"]
-    lines += [f"| `{key}` (works until {RENAMED_UNTIL}) | use `{now}` |" for key, now in RENAMED.items()]
-    return "\n".join([*lines, *(f"| `{key}` | {instead} |" for key, instead in GONE.items())])
+    lines = [f"| `{key}` (works until {RENAMED_UNTIL}) | use `{now}` |" for key, now in RENAMED.items()]
+    return table("removed | what to do instead", [*lines, *(f"| `{key}` | {why} |" for key, why in GONE.items())])
 
 
 def faults() -> str:
@@ -146,28 +146,24 @@ def transitions() -> str:
     states: Dict[Tuple[str, str, str], List[str]] = {}
     for (state, event), (action, after) in TRANSITIONS.items():
         states.setdefault((event, action, after), []).append(state.upper())
-    lines = ["| event | in state | action | then |", "|---|---|---|---|"]
+    lines = []
     for (event, action, after), before in states.items():
         then = after.upper() if " " not in after else after
         lines.append(f"| {event} | {', '.join(before)} | {f'`{action}`' if action else ''} | {then} |")
-    return "\n".join(lines)
+    return table("event | in state | action | then", lines)
 
 
 def columns() -> str:
     """One line a column of a trace."""
-    lines = ["| column | type | unit | what it is |", "|---|---|---|---|"]
     kinds = {"int": "integer", "float": "number", "ints": "list of integers"}
-    for each in schema.COLUMNS:
-        lines.append(f"| `{each.name}` | {kinds[each.kind]} | {each.unit} | {each.meaning} |")
-    return "\n".join(lines)
+    rows = (f"| `{each.name}` | {kinds[each.kind]} | {each.unit} | {each.meaning} |" for each in schema.COLUMNS)
+    return table("column | type | unit | what it is", rows)
 
 
 def upstream() -> str:
     """One line a suite of a toolkit: what its tests ended with, stock and under ddpfix."""
-    lines = [
-        "| toolkit | tests of | torch | files | passed, failed, skipped | under ddpfix | worse | other | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    heads = "toolkit | tests of | torch | files | passed, failed, skipped | under ddpfix | worse | other | seconds"
+    lines = []
     for found in toolkit.results():
         # In the file, which is sorted, stock is not the first one.
         modes = sorted(found["seconds"], key=lambda mode: mode != STOCK)
@@ -176,7 +172,7 @@ def upstream() -> str:
         seconds = ", ".join(str(found["seconds"][mode]) for mode in modes)
         cells = [f"{found['toolkit']} {found['version']}", found["checkout"], found["torch"], files, *counts]
         lines.append(f"| {' | '.join(cells)} | {len(found['worse'])} | {len(found['other'])} | {seconds} |")
-    return "\n".join(lines)
+    return table(heads, lines)
 
 
 def cog(*options: str, pages: Sequence[Path] = ()) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import runpy
 import sys
 from pathlib import Path
@@ -32,9 +34,13 @@ class Recorder:
 
         original, recorder = DistributedDataParallel.__init__, self
 
+        @functools.wraps(original)
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             recorder.wrapped(self)
+
+        # fastNLP looks at the names that it takes.
+        vars(init)["__signature__"] = inspect.signature(original)
 
         DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
         register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.stepped(optimizer))

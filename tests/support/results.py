@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Type, TypeVar
+from typing import Any, Dict, List, Optional, Sequence, Type, TypeVar
 
 R = TypeVar("R", bound="Result")
 
 
 @dataclass
 class Result:
-    """What one rank saw; a subclass has a field for each part of the record that it knows.
-
-    Attributes:
-        hung: whether it had to be killed; nothing was recorded then.
-        kept: a file with tensors, if the rank left one.
-    """
+    """What one rank saw; a subclass has a field for each part of the record that it knows."""
 
     log: str
-    hung: bool = False
+    hung: bool = False  # whether it had to be killed; nothing was recorded then
     error: Optional[str] = None
-    kept: Optional[Path] = None
+    kept: Optional[Path] = None  # a file with tensors, if the rank left one
     notes: Dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -33,6 +28,12 @@ class Result:
         known = {name: value for name, value in record.items() if name in names}
         notes = {name: value for name, value in record.items() if name not in names}
         return cls(log, kept=kept if kept is not None and kept.exists() else None, notes=notes, **known)
+
+
+def well(of_ranks: Sequence[Result]) -> None:
+    """All ranks have ended by themselves, without an error."""
+    for result in of_ranks:
+        assert not result.hung and result.error is None, result.log[-3000:]
 
 
 def lines(log: str) -> List[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, Set, Tuple
 
@@ -40,10 +41,7 @@ def imported(name: str, path: Path, nodes: Callable[[ast.AST], Iterable[ast.AST]
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*parents, *([node.module] if node.module else [])])
+            base = resolve_name("." * node.level + (node.module or ""), package)
             for alias in node.names:
                 inside = f"{base}.{alias.name}"
                 yield inside if inside in FILES or f"{inside}.__init__" in FILES else base
@@ -89,9 +87,11 @@ def picture() -> str:
         for other in ours(name):
             if other != "ddpfix" and room(other) != room(name):
                 arrows.add((room(name), room(other)))
-    hidden = ("__init__", "__main__", "auto")
-    shown = sorted(pair for pair in arrows if not set(pair) & set(hidden))
-    return "\n".join(["```mermaid", "graph TD", *(f"    {one} --> {other}" for one, other in shown), "```"])
+    return diagram(pair for pair in arrows if not set(pair) & {"__init__", "__main__", "auto"})
+
+
+def diagram(arrows: Iterable[Tuple[str, str]]) -> str:
+    return "\n".join(["```mermaid", "graph TD", *(f"    {one} --> {other}" for one, other in sorted(arrows)), "```"])
 
 
 # Attributes with an underscore that are public all the same, or Python's own.
@@ -121,4 +121,4 @@ def inner_picture() -> str:
         for other in imported(name, path, ast.walk) if inner(name) else ():
             if inner(other) and inner(other) != inner(name):
                 arrows.add((inner(name), inner(other)))
-    return "\n".join(["```mermaid", "graph TD", *(f"    {one} --> {other}" for one, other in sorted(arrows)), "```"])
+    return diagram(arrows)

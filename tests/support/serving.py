@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
+import inspect
 import json
 import os
 import random
@@ -68,6 +70,21 @@ def meet(size: int, limit: Any) -> None:
 def dynamo() -> None:
     """Import what DDP imports when it is first built, two seconds for each child."""
     import_module("torch._dynamo")
+
+
+def without_devices() -> None:
+    """DDP gets no device: toolkits hand it the one that they were told as a GPU."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    original = DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, **kwargs: Any) -> None:
+        original(self, module, **kwargs)
+
+    # fastNLP looks at the names that it takes.
+    vars(init)["__signature__"] = inspect.signature(original)
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
 
 
 def preload() -> None:

@@ -24,9 +24,8 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def fit(inner: nn.Module, shape: Tuple[int, int], **of_ddp: Any) -> None:
-    """Train three steps."""
+def fit(inner: nn.Module, shape: Tuple[int, int], steps: int = 3, **of_ddp: Any) -> None:
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     strategy = DDPStrategy(process_group_backend="gloo", **of_ddp)
-    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=3, **quiet)  # type: ignore
+    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=steps, **quiet)  # type: ignore
     trainer.fit(Module(inner), torch.utils.data.DataLoader(torch.ones(*shape), batch_size=2))

@@ -84,8 +84,7 @@ def open_gate() -> None:
 def differences(toolkit: str) -> List[str]:
     """Places that patches of a toolkit changed and the matrix does not list, and the other way round.
 
-    Args:
-        toolkit: its name in the matrix. The modules that its patches wait for have been imported.
+    The modules that its patches wait for have been imported.
     """
     active = engine.current()
     assert active is not None, "ddpfix is not active"

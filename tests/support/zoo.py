@@ -14,11 +14,12 @@ import importlib.util
 import operator
 import random
 import re
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -151,10 +152,7 @@ class TinyModel:
 
 
 def tiny_model(name: str) -> TinyModel:
-    for entry in ZOO:
-        if entry.name == name:
-            return entry
-    raise KeyError(name)
+    return next(entry for entry in ZOO if entry.name == name)
 
 
 def set_rate(model: nn.Module, rate: float) -> None:
@@ -369,21 +367,12 @@ def scripted_draws(decisions: Iterable[bool], modules: Iterable[str], consume: b
         return SKIP if skip else KEEP
 
     shims = _make_shims(answer, consume)
-    saved: List[Tuple[Dict[str, Any], str, Any]] = []
-    try:
-        for dotted in modules:
-            _replace(vars(importlib.import_module(dotted)), shims, saved)
+    with ExitStack() as replaced:
+        for module in map(importlib.import_module, modules):
+            for name, value in list(vars(module).items()):
+                if id(value) in shims:
+                    replaced.enter_context(mock.patch.object(module, name, shims[id(value)]))
         yield
-    finally:
-        for names, name, real in saved:
-            names[name] = real
-
-
-def _replace(names: Dict[str, Any], shims: Mapping[int, Any], saved: List[Tuple[Dict[str, Any], str, Any]]) -> None:
-    for name, value in list(names.items()):
-        if id(value) in shims:
-            saved.append((names, name, value))
-            names[name] = shims[id(value)]
 
 
 def _make_shims(answer: Callable[[], float], consume: bool) -> Dict[int, Any]:
@@ -424,15 +413,9 @@ def _with(base: Mapping[str, Any], **more: Any) -> Dict[str, Any]:
 
 
 VOCAB = {"vocab_size": 24}
+SIDE = {"layers": 4, "attention_heads": 2, "ffn_dim": 16}
 # An encoder and a decoder.
-BOTH = {
-    "encoder_layers": 4,
-    "decoder_layers": 4,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-}
+BOTH = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIDE.items()}
 SEQ2SEQ = {
     **BOTH,
     "vocab_size": 24,
@@ -481,12 +464,8 @@ SEAMLESS = {
     "conv_depthwise_kernel_size": 3,
     "adaptor_kernel_size": 4,
     "adaptor_stride": 4,
+    **{f"t2u_{name}": size for name, size in BOTH.items()},
     "t2u_encoder_layers": 3,
-    "t2u_encoder_ffn_dim": 16,
-    "t2u_encoder_attention_heads": 2,
-    "t2u_decoder_layers": 4,
-    "t2u_decoder_ffn_dim": 16,
-    "t2u_decoder_attention_heads": 2,
     "t2u_max_position_embeddings": 64,
     "t2u_variance_predictor_embed_dim": 16,
     "t2u_variance_predictor_hidden_dim": 8,
