@@ -6,7 +6,6 @@ Started as a script it leaves its record in ``FOLDER/NAME.RANK.json``.
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import os
 import sys
@@ -21,28 +20,25 @@ if __name__ == "__main__":
 import torch
 
 from tests.fastnlp import models, releases
-from tests.support.recorder import digest
+from tests.support import recorder
 
 
-class Noted(torch.optim.SGD):
-    """Notes a digest of all parameters after each step."""
+class Recorder(recorder.Recorder):
+    """Notes more of what DDP was given."""
 
-    record: Dict[str, Any]
-
-    def step(self, closure: Any = None) -> Any:
-        result = super().step(closure)
-        self.record["steps"].append(digest(p for group in self.param_groups for p in group["params"]))
-        return result
+    def wrapped(self, model: Any) -> None:
+        names = ("find_unused_parameters", "static_graph", "broadcast_buffers", "gradient_as_bucket_view")
+        self.record["ddp"].append({name: getattr(model, name) for name in names})
 
 
 def train(options: Dict[str, Any], record: Dict[str, Any]) -> None:
     """One training run; ``record`` fills up while it goes on."""
-    record.update(steps=[], ddp=[], places={}, error=None)
+    record.update(places={}, error=None)
     model = models.make(options["model"])
-    attach(record)
+    Recorder(record).attach()
+    note_raised()
     fail_at(model, options.get("fail"))
-    optimizer = Noted(model.parameters(), lr=0.1)
-    optimizer.record = record
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given = {
         name: eval(value) if str(value).startswith("eval ") else value for name, value in options["kwargs"].items()
     }
@@ -89,23 +85,9 @@ def fail_at(model: torch.nn.Module, fail: Any) -> None:
         model.evaluate_step = evaluate_step  # type: ignore[assignment]
 
 
-def attach(record: Dict[str, Any]) -> None:
-    """Note what DDP was given."""
-    kind = torch.nn.parallel.DistributedDataParallel
-    original = kind.__init__
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        names = ("find_unused_parameters", "static_graph", "broadcast_buffers", "gradient_as_bucket_view")
-        record["ddp"].append({name: getattr(self, name) for name in names})
-
-    init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-    kind.__init__ = init
-    note_raised(kind)
-
-
-def note_raised(kind: Any) -> None:
+def note_raised() -> None:
     """Print at once what DDP raises: two ranks that fail at the same time end each other before they record it."""
+    kind: Any = torch.nn.parallel.DistributedDataParallel
     original = kind.forward
 
     @functools.wraps(original)

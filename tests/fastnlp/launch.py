@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tests.fastnlp.releases import RAISED
 from tests.support import pool, ranks, results, scenario
+from tests.support.results import well
 
 RANK = Path(__file__).with_name("rank.py")
 JOB = Path(__file__).with_name("job.py")
@@ -21,20 +22,14 @@ FAILURE = "Expected to have finished reduction in the prior iteration"
 
 @dataclass
 class Scenario(scenario.Scenario):
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        model: a key of :data:`tests.fastnlp.models.MODELS`.
-        kwargs: keywords of ``Trainer`` or ``DistTrainer``.
-        fail: which rank (every one if left out) fails, and where: train or evaluate; and how.
-        before: code that runs before the trainer is made; it finds ``model``, ``given`` and ``record``.
-    """
-
-    model: str = "spare"
-    kwargs: Dict[str, Any] = field(default_factory=dict)
+    model: str = "spare"  # a key of :data:`tests.fastnlp.models.MODELS`
+    kwargs: Dict[str, Any] = field(default_factory=dict)  # keywords of ``Trainer`` or ``DistTrainer``
+    # Which rank (every one if left out) fails, and where: train or evaluate; and how.
     fail: Optional[Dict[str, Any]] = None
     settings: Dict[str, str] = field(default_factory=dict)
-    before: str = ""
+    before: str = ""  # code that runs before the trainer is made; it finds ``model``, ``given`` and ``record``
     after: str = ""
     evaluate: bool = False
     first: str = ""
@@ -43,17 +38,12 @@ class Scenario(scenario.Scenario):
 
 @dataclass
 class Result(results.Result):
-    """What one rank saw.
-
-    Attributes:
-        places: the state of ddpfix's patches in that process.
-        given_stays: whether the keywords that the user gave are what they were.
-    """
+    """What one rank saw."""
 
     steps: List[str] = field(default_factory=list)
     ddp: List[Dict[str, Any]] = field(default_factory=list)
-    places: Dict[str, str] = field(default_factory=dict)
-    given_stays: bool = True
+    places: Dict[str, str] = field(default_factory=dict)  # the state of ddpfix's patches in that process
+    given_stays: bool = True  # whether the keywords that the user gave are what they were
 
     def failure(self) -> str:
         """The error; of a rank that was ended, what DDP raised before, or "" if it raised nothing."""
@@ -61,9 +51,9 @@ class Result(results.Result):
         return self.error or next(raised, "")
 
 
-def train(scenarios: Sequence[Scenario], folder: Path, ddpfix: bool, size: int = 2) -> Dict[str, List[Result]]:
-    """Run scenarios one after the other on ``size`` ranks; returns the results by name, in the order of ranks."""
-    return pool.results(RANK, scenarios, folder, size, {"DDPFIX": "1"} if ddpfix else {}, Result)
+def train(scenarios: Sequence[Scenario], folder: Path, ddpfix: bool) -> Dict[str, List[Result]]:
+    """Run scenarios one after the other on two ranks; returns the results by name, in the order of ranks."""
+    return pool.results(RANK, scenarios, folder, 2, {"DDPFIX": "1"} if ddpfix else {}, Result)
 
 
 def alone(
@@ -87,8 +77,7 @@ def alone(
 
 def finished(results: List[Result]) -> List[str]:
     """The steps of a run that came to its end, the same on both ranks."""
-    assert [result.error for result in results] == [None, None], results[0].log + results[1].log
-    assert [result.hung for result in results] == [False, False]
+    well(results)
     assert results[0].steps == results[1].steps
     assert len(results[0].steps) == 4
     return results[0].steps

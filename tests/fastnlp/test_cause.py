@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Dict, List
 
 import pytest
 
 from tests.fastnlp import launch, releases
 from tests.fastnlp.launch import Result, Scenario
+from tests.support.scenario import sides
 
 pytestmark = [
     pytest.mark.patches("fastnlp.cause"),
@@ -26,25 +28,19 @@ FIRST = "failed first and ends the other ranks. The cause:"
 ENDS = "Start to stop these pids"
 
 
-def scenarios() -> List[Scenario]:
+def scenarios(folder: Path, ddpfix: bool) -> List[Scenario]:
+    off = Scenario("off", "whole", fail={"rank": 1, "where": "train"}, settings={"fastnlp.cause": "0"})
     return [
         Scenario("train", "whole", fail={"rank": 1, "where": "train"}),
         Scenario("evaluate", "whole", evaluate=True, fail={"rank": 1, "where": "evaluate"}),
         Scenario("killed", "whole", fail={"rank": 1, "where": "train", "how": KILLED}),
         Scenario("both", "whole", fail={"where": "train", "how": BOTH}),
         Scenario("interrupted", "whole", fail={"rank": 1, "where": "train", "how": "raise KeyboardInterrupt"}),
+        *([off] if ddpfix else []),
     ]
 
 
-@pytest.fixture(scope="module")
-def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return launch.train(scenarios(), tmp_path_factory.mktemp("unpatched"), ddpfix=False)
-
-
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    off = Scenario("off", "whole", fail={"rank": 1, "where": "train"}, settings={"fastnlp.cause": "0"})
-    return launch.train([*scenarios(), off], tmp_path_factory.mktemp("ours"), ddpfix=True)
+unpatched, ours = sides(launch.train, scenarios, ("unpatched", "ours"))
 
 
 def test_the_cause_is_printed_before_others_are_ended(unpatched: Results, ours: Results) -> None:

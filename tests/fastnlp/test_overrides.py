@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
 
 from tests.fastnlp import launch, releases
 from tests.fastnlp.launch import FAILURE, Result, Scenario, failures, finished
+from tests.support.scenario import sides
 
 pytestmark = [
+    pytest.mark.patches("fastnlp.overrides"),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(not releases.has_drivers(), reason="there are no ddp_kwargs before 1.0.0"),
 ]
@@ -53,24 +57,16 @@ given["driver"] = TorchDDPDriver(model, torch.device("cpu"), is_pull_by_torch_ru
 ]
 
 
-def scenarios() -> List[Scenario]:
+def scenarios(folder: Path, ddpfix: bool) -> List[Scenario]:
     """All runs, without what ddpfix does by default, which would hide whether a setting arrives."""
-    misplaced = [Scenario(name, kwargs=kwargs) for name, kwargs in MISPLACED.items()]
-    return [*misplaced, *OTHERS]
-
-
-@pytest.fixture(scope="module")
-def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return launch.train(scenarios(), tmp_path_factory.mktemp("unpatched"), ddpfix=False)
-
-
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    runs = scenarios()
-    for scenario in runs:
-        scenario.settings = {"unused": "off"}
+    runs = [*(Scenario(name, kwargs=kwargs) for name, kwargs in MISPLACED.items()), *OTHERS]
+    if not ddpfix:
+        return runs
     off = Scenario("off", kwargs=MISPLACED["flat"], settings={"unused": "off", "overrides": "off"})
-    return launch.train([*runs, off], tmp_path_factory.mktemp("ours"), ddpfix=True)
+    return [*(replace(run, settings={"unused": "off"}) for run in runs), off]
+
+
+unpatched, ours = sides(launch.train, scenarios, ("unpatched", "ours"))
 
 
 def log_text(result: Result) -> str:
@@ -78,7 +74,6 @@ def log_text(result: Result) -> str:
     return " ".join(result.log.split())
 
 
-@pytest.mark.patches("fastnlp.overrides")
 @pytest.mark.parametrize("name", MISPLACED)
 def test_what_was_dropped_arrives(unpatched: Results, ours: Results, name: str) -> None:
     assert FAILURE in failures(unpatched[name])[0]
@@ -93,12 +88,10 @@ def test_what_was_dropped_arrives(unpatched: Results, ours: Results, name: str) 
     assert f"is used as torch_kwargs={{'ddp_kwargs': {{'{word}': True}}}}" in log_text(ours[name][0])
 
 
-@pytest.mark.patches("fastnlp.overrides")
 def test_only_the_fix_does_it(ours: Results) -> None:
     assert FAILURE in failures(ours["off"])[0]
 
 
-@pytest.mark.patches("fastnlp.overrides")
 def test_what_stands_in_the_right_place_wins(unpatched: Results, ours: Results) -> None:
     assert finished(ours["both"]) == finished(unpatched["given"])
     said = "ddp_kwargs: find_unused_parameters=False is not used, because find_unused_parameters=True is given too"
@@ -112,7 +105,6 @@ SAID = {
 }
 
 
-@pytest.mark.patches("fastnlp.overrides")
 @pytest.mark.parametrize("name", SAID)
 def test_what_has_no_effect_is_named(unpatched: Results, ours: Results, name: str) -> None:
     assert finished(ours[name]) == finished(unpatched[name]) == finished(unpatched["whole"])
@@ -120,13 +112,11 @@ def test_what_has_no_effect_is_named(unpatched: Results, ours: Results, name: st
     assert SAID[name] not in log_text(unpatched[name][0]) + log_text(ours["whole"][0])
 
 
-@pytest.mark.patches("fastnlp.overrides")
 def test_none_is_nothing(unpatched: Results, ours: Results) -> None:
     assert "AttributeError: 'NoneType' object has no attribute 'items'" in failures(unpatched["none"])[0]
     assert finished(ours["none"]) == finished(ours["none at the top"]) == finished(unpatched["whole"])
 
 
-@pytest.mark.patches("fastnlp.overrides")
 def test_a_misspelled_name_is_an_error_at_the_top_too(unpatched: Results, ours: Results) -> None:
     refused = "unexpected keyword argument 'find_unused_parameter'"
     assert refused in failures(unpatched["misspelled"])[0] and refused in failures(ours["misspelled"])[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import pytest
@@ -10,6 +11,7 @@ from packaging.version import Version
 
 from tests.fastnlp import launch, releases
 from tests.fastnlp.launch import FAILURE, Result, Scenario, failures, finished
+from tests.support.scenario import sides
 
 pytestmark = [pytest.mark.patches("fastnlp.unused", "torch.finalize"), pytest.mark.filterwarnings("ignore")]
 affected = pytest.mark.skipif(releases.release() < Version("0.7.0"), reason="the flag is this release's own default")
@@ -22,14 +24,15 @@ def ddp(**keywords: Any) -> Dict[str, Any]:
     return {"torch_kwargs": {"ddp_kwargs": keywords}} if releases.has_drivers() else keywords
 
 
-def scenarios() -> List[Scenario]:
-    """The runs of both launches."""
-    result = [
-        Scenario("plain"),
-        Scenario("whole", "whole"),
-        Scenario("checkpointed", "checkpointed"),
-        Scenario("reentrant", "reentrant"),
-    ]
+WRAP = """
+import torch
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+"""
+
+
+def scenarios(folder: Path, ddpfix: bool) -> List[Scenario]:
+    result = [Scenario("plain"), *(Scenario(name, name) for name in ("whole", "checkpointed", "reentrant"))]
     if releases.release() >= Version("0.7.0"):
         result += [Scenario("given", kwargs=ddp(find_unused_parameters=True))]
     if releases.has_drivers():
@@ -38,31 +41,15 @@ def scenarios() -> List[Scenario]:
             Scenario("static", kwargs=ddp(static_graph=True)),
             Scenario("own", kwargs={"data_device": "cpu", **ddp(static_graph=True)}, before=WRAP),
         ]
+    if ddpfix:
+        settings = {"off": {"unused": "off"}, "switched": {"torch.finalize": "0"}, "find": {"unused": "find"}}
+        result += [Scenario(name, settings=given) for name, given in settings.items()]
+        if releases.release() >= Version("0.7.0"):
+            result += [Scenario("refused", kwargs=ddp(find_unused_parameters=False))]
     return result
 
 
-WRAP = """
-import torch
-torch.distributed.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return launch.train(scenarios(), tmp_path_factory.mktemp("unpatched"), ddpfix=False)
-
-
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    more = [
-        Scenario("off", settings={"unused": "off"}),
-        Scenario("switched", settings={"torch.finalize": "0"}),
-        Scenario("find", settings={"unused": "find"}),
-    ]
-    if releases.release() >= Version("0.7.0"):
-        more += [Scenario("refused", kwargs=ddp(find_unused_parameters=False))]
-    return launch.train([*scenarios(), *more], tmp_path_factory.mktemp("ours"), ddpfix=True)
+unpatched, ours = sides(launch.train, scenarios, ("unpatched", "ours"))
 
 
 # By name: the run without ddpfix that it equals, the flag that each DDP was given, and what is said.

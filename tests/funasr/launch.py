@@ -19,24 +19,17 @@ torch.distributed.init_process_group = lambda backend, init_method, **kwargs: gr
 
 @dataclass
 class Scenario(scenario.Scenario):
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        config: path of the configuration (see :mod:`tests.funasr.recipes`).
-        overrides: hydra overrides, as on a user's command line.
-        settings: arguments of ``ddpfix.activate`` in the child; in an unpatched launch they switch ddpfix on, late.
-        before: Python code run just before the entry (the maintainers' edits, for reference runs).
-        script: another path of the entry than that of the installed release.
-    """
-
-    config: Path
+    config: Path  # path of the configuration (see :mod:`tests.funasr.recipes`)
     entry: str = "train"
-    overrides: Sequence[str] = ()
+    overrides: Sequence[str] = ()  # hydra overrides, as on a user's command line
+    # Arguments of ``ddpfix.activate`` in the child; in an unpatched launch they switch ddpfix on, late.
     settings: Dict[str, str] = field(default_factory=dict)
-    before: str = ""
+    before: str = ""  # Python code run just before the entry (the maintainers' edits, for reference runs)
     timeout: float = 60
     keep: bool = False
-    script: Optional[Path] = None
+    script: Optional[Path] = None  # another path of the entry than that of the installed release
     environ: Dict[str, str] = field(default_factory=dict)
 
     def plan(self, folder: Path) -> Dict[str, Any]:
@@ -75,6 +68,10 @@ def version() -> str:
     return (package() / "version.txt").read_text().strip()
 
 
+def entries() -> List[str]:
+    return ["train", "train_ds"] if (package() / "bin" / "train_ds.py").exists() else ["train"]
+
+
 def starts() -> str:
     """Code to run before an entry without ddpfix: train_ds of 1.1.9 gives torch what it refuses, and does not start."""
     return DROP if version() == "1.1.9" else ""
@@ -84,11 +81,10 @@ def train(
     scenarios: Sequence[Scenario],
     folder: Path,
     ddpfix: bool,
-    size: int = 2,
     environ: Optional[Dict[str, str]] = None,
     stand_in: Optional[bool] = None,
 ) -> Dict[str, List[Result]]:
-    """Run scenarios one after the other on ``size`` ranks; returns the results by name, in the order of ranks."""
+    """Run scenarios; without ddpfix, and where it is asked for, on ranks whose calls of CUDA do nothing."""
     faked = not ddpfix if stand_in is None else stand_in
     whole = {**({"DDPFIX": "1"} if ddpfix else {}), **(environ or {}), "TEST_STAND_IN": str(int(faked))}
-    return pool.results(RANK, scenarios, folder, size, whole, Result)
+    return pool.results(RANK, scenarios, folder, 2, whole, Result)

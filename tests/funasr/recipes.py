@@ -13,61 +13,32 @@ WORDS = list("abcdefghijklmnopqrstuvwxyz")
 # Blank, the ends of a sentence and the unknown word stand where FunASR's own token lists have them.
 TOKENS = ["<blank>", "<s>", "</s>", *WORDS, "<unk>"]
 
+# What differs from the defaults of the classes.
 _STILL = dict.fromkeys(("dropout_rate", "positional_dropout_rate"), 0.0)
-_ENCODER: Dict[str, Any] = {**_STILL, "attention_dropout_rate": 0.0, "output_size": 16, "attention_heads": 2}
-_SANM: Dict[str, Any] = {"linear_units": 32, "num_blocks": 2, "kernel_size": 11, "sanm_shfit": 0}
+_ENCODER: Dict[str, Any] = {**_STILL, "output_size": 16, "attention_heads": 2}
+_SANM: Dict[str, Any] = {"linear_units": 32, "num_blocks": 2, "kernel_size": 11}
 # Of both kinds of branchformer.
-_BRANCHES: Dict[str, Any] = {
-    **_ENCODER,
-    "attention_layer_type": "rel_selfattn",
-    "pos_enc_layer_type": "rel_pos",
-    "rel_pos_type": "latest",
-    "cgmlp_linear_units": 32,
-    "cgmlp_conv_kernel": 7,
-    "use_linear_after_conv": False,
-    "gate_activation": "identity",
-    "num_blocks": 4,
-    "input_layer": "conv2d",
-}
+_BRANCHES: Dict[str, Any] = {**_ENCODER, "cgmlp_linear_units": 32, "cgmlp_conv_kernel": 7, "num_blocks": 4}
 _ENCODERS: Dict[str, Dict[str, Any]] = {
-    "SANMEncoder": {
-        **_ENCODER,
-        **_SANM,
-        "input_layer": "pe",
-        "pos_enc_class": "SinusoidalPositionEncoder",
-        "normalize_before": True,
-        "selfattention_layer_type": "sanm",
-    },
+    "SANMEncoder": {**_ENCODER, **_SANM, "input_layer": "pe", "pos_enc_class": "SinusoidalPositionEncoder"},
     "ConformerEncoder": {
         **_ENCODER,
         "linear_units": 32,
         "num_blocks": 4,
-        "input_layer": "conv2d",
-        "normalize_before": True,
-        "pos_enc_layer_type": "rel_pos",
-        "selfattention_layer_type": "rel_selfattn",
-        "activation_type": "swish",
         "macaron_style": True,
-        "use_cnn_module": True,
         "cnn_module_kernel": 7,
     },
-    "BranchformerEncoder": {**_BRANCHES, "use_attn": True, "use_cgmlp": True, "merge_method": "concat"},
+    "BranchformerEncoder": _BRANCHES,
     "EBranchformerEncoder": {
         **_BRANCHES,
-        "layer_drop_rate": 0.0,
         "linear_units": 32,
-        "positionwise_layer_type": "linear",
         "use_ffn": True,
         "macaron_ffn": True,
         "merge_conv_kernel": 7,
     },
     "TransformerEncoder": {**_ENCODER, "linear_units": 32, "num_blocks": 4},
 }
-_DECODER: Dict[str, Any] = {
-    **_STILL,
-    **dict.fromkeys(("self_attention_dropout_rate", "src_attention_dropout_rate"), 0.0),
-    "attention_heads": 2,
-}
+_DECODER: Dict[str, Any] = {**_STILL, "attention_heads": 2}
 _SANM_DECODER: Dict[str, Any] = {**_DECODER, **_SANM, "att_layer_num": 2}
 _TRANSFORMER_DECODER: Dict[str, Any] = {**_DECODER, "linear_units": 32, "num_blocks": 1}
 _CIF = {"idim": 16, "threshold": 1.0, "l_order": 1, "r_order": 1, "tail_threshold": 0.45}

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from tests.support import serving
+
 
 def cuda() -> None:
     """The CUDA calls of the trainers do nothing, and devices given as numbers are the CPU."""
@@ -26,12 +28,7 @@ def cuda() -> None:
         return original_tensor(*args, **kwargs)
 
     torch.tensor = tensor
-    original_init = torch.nn.parallel.DistributedDataParallel.__init__
-
-    def init(self: Any, module: Any, device_ids: Any = None, **kwargs: Any) -> None:
-        original_init(self, module, **kwargs)
-
-    torch.nn.parallel.DistributedDataParallel.__init__ = init
+    serving.without_devices()
 
 
 def _numbers(owner: Any, name: str) -> None:

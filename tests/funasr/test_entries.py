@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from ddpfix import __version__
-from tests.funasr import launch, recipes
+from tests.funasr import launch, recipes, trained
 from tests.funasr.launch import Scenario
 from tests.support import ranks
 
 pytestmark = pytest.mark.patches("funasr.entry", "funasr.cpu")
 
 VERSION = launch.version()
-RELEASE = tuple(int(part) for part in VERSION.split("."))
+RELEASE = trained.release()
 # SeacoParaformer is the reported model; before 1.0.18 it cannot be trained by any means.
 MODEL = "SeacoParaformer" if RELEASE >= (1, 0, 18) else "Paraformer"
-ENTRIES = ["train", "train_ds"] if (launch.package() / "bin" / "train_ds.py").exists() else ["train"]
+ENTRIES = launch.entries()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 FINETUNE = """\
 #!/bin/bash
@@ -92,7 +92,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # 1.0.24 deletes the only model that it keeps.
         return recipes.write(folder, MODEL, train_conf={"keep_nbest_models": 10})
     # Another name of the default sampler, and that of the validation is built on the training set.
-    config = recipes.write(folder, MODEL, dataset_conf={"batch_sampler": "DynamicBatchLocalShuffleSampler"})
+    config = recipes.write(folder, MODEL, dataset_conf={"batch_sampler": trained.SAMPLER})
     recipes.corpus(folder, (1.0, 1.2, 1.4, 1.6) * 4, "val")
     return config
 
@@ -100,13 +100,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
     """What unpatched FunASR trains with the flag set: by the user where it arrives, by hand where it does not."""
-    by_hand = (
-        "import functools\n"
-        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
-        "original = DDP.__init__\n"
-        "DDP.__init__ = lambda self, *a, **k: original(self, *a, **{**k, 'find_unused_parameters': True})\n"
-    )
-    scenarios = [Scenario(entry, config, entry, before=launch.starts() + by_hand, keep=True) for entry in ENTRIES]
+    scenarios = [
+        Scenario(entry, config, entry, before=launch.starts() + trained.BY_HAND, keep=True) for entry in ENTRIES
+    ]
     outcomes = launch.train(scenarios, tmp_path_factory.mktemp("reference"), ddpfix=False)
     for results in outcomes.values():
         assert all(result.error is None for result in results), results[0].log[-3000:]

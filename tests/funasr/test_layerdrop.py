@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from typing import Any, Dict, Iterator, Sequence
+from unittest import mock
 
 import pytest
 import torch
@@ -45,11 +46,8 @@ def scripted(decisions: Sequence[bool]) -> Iterator[None]:
         value = original(*size, **kwargs)
         return torch.tensor([0.0 if left.pop(0) else 0.99]) if size == (1,) else value
 
-    torch.rand = rand
-    try:
+    with mock.patch("torch.rand", rand):
         yield
-    finally:
-        torch.rand = original
     assert not left, f"{len(left)} decisions were not drawn"
 
 

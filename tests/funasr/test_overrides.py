@@ -14,49 +14,25 @@ import pytest
 import torch
 import yaml
 
-from tests.funasr import launch, recipes
+from tests.funasr import launch, recipes, trained
 from tests.funasr.launch import Result, Scenario
+from tests.funasr.trained import SAMPLER
 
-VERSION = launch.version()
-RELEASE = tuple(int(part) for part in VERSION.split("."))
-ENTRIES = ["train", "train_ds"] if (launch.package() / "bin" / "train_ds.py").exists() else ["train"]
+RELEASE = trained.release()
+ENTRIES = launch.entries()
 DS = "train_ds" in ENTRIES
 # train_ds of this release dies with a TypeError in any run of more than one process.
 DEAD = RELEASE == (1, 1, 9)
-SAMPLER = "BatchSampler" if RELEASE >= (1, 0, 6) else "DynamicBatchLocalShuffleSampler"
 FLAG = "train_conf.find_unused_parameters"
+Ran = Dict[str, List[Result]]
 
-# Ends the run when training would begin, and records the model that DDP got and the user's choice of the flag.
-STOP = """
-import functools, sys, torch
-DDP = torch.nn.parallel.DistributedDataParallel
-built = DDP.__init__
-def init(self, module, *args, **kwargs):
-    recorder.record["names"] = [name for name, _ in module.named_parameters()]
-    recorder.record["sums"] = {name: p.double().sum().item() for name, p in module.named_parameters()}
-    if "ddpfix" in sys.modules:
-        from ddpfix.models import wrap_hooks
-        recorder.record["user_choice"] = list(wrap_hooks.user_choice())
-    built(self, module, *args, **kwargs)
-DDP.__init__ = init
-def stops(original):
-    @functools.wraps(original)
-    def epoch(self, *args, **kwargs):
-        raise SystemExit(0)
-    return epoch
-for module in ("funasr.train_utils.trainer", "funasr.train_utils.trainer_ds"):
-    trainer = getattr(sys.modules.get(module), "Trainer", None)
-    for name in ("train_epoch", "_train_epoch"):
-        if hasattr(trainer, name):
-            setattr(trainer, name, stops(getattr(trainer, name)))
-"""
-# Trains one epoch, and ends the run before the release's own validation and averaging.
-TRAIN = """
+# Ends the run within the first epoch: of the release's own validation and averaging nothing runs.
+EPOCH = """
 import functools, sys
 def ends(original):
     @functools.wraps(original)
     def epoch(self, *args, **kwargs):
-        original(self, *args, **kwargs)
+        BEFORE
         raise SystemExit(0)
     return epoch
 for module in ("funasr.train_utils.trainer", "funasr.train_utils.trainer_ds"):
@@ -65,6 +41,20 @@ for module in ("funasr.train_utils.trainer", "funasr.train_utils.trainer_ds"):
         if hasattr(trainer, name):
             setattr(trainer, name, ends(getattr(trainer, name)))
 """
+TRAIN = EPOCH.replace("BEFORE", "original(self, *args, **kwargs)")
+# Records the model that DDP got and the user's choice of the flag, and trains nothing.
+STOP = """
+import sys, torch
+DDP = torch.nn.parallel.DistributedDataParallel
+built = DDP.__init__
+def init(self, module, *args, **kwargs):
+    recorder.record["sums"] = {name: p.double().sum().item() for name, p in module.named_parameters()}
+    if "ddpfix" in sys.modules:
+        from ddpfix.models import wrap_hooks
+        recorder.record["user_choice"] = list(wrap_hooks.user_choice())
+    built(self, module, *args, **kwargs)
+DDP.__init__ = init
+""" + EPOCH.replace("BEFORE", "pass")
 # The maintainers' edit of 1.1.17: the configuration is handed to the function that builds DDP.
 EDITED = """
 import sys
@@ -137,19 +127,6 @@ def by_model(folder: Path, model: Path) -> Path:
     return folder / "config.yaml"
 
 
-class Ran:
-    """The results of all scenarios, by name, of rank 0 by default."""
-
-    def __init__(self, results: Dict[str, List[Result]]) -> None:
-        self.results = results
-
-    def unpatched(self, name: str, rank: int = 0) -> Result:
-        return self.results[f"unpatched-{name}"][rank]
-
-    def patched(self, name: str, rank: int = 0) -> Result:
-        return self.results[f"patched-{name}"][rank]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("funasr")
@@ -157,7 +134,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(folder: Path) -> Ran:
-    return Ran(launch.train(scenarios(folder), folder / "out", ddpfix=False))
+    return launch.train(scenarios(folder), folder / "out", ddpfix=False)
 
 
 def both(
@@ -222,7 +199,7 @@ def of_model(whole: Path, folder: Path) -> List[Scenario]:
 class TestFlag:
     @pytest.mark.parametrize("entry", ENTRIES)
     def test_arrives(self, ran: Ran, entry: str) -> None:
-        unpatched = ran.unpatched(f"flag-{entry}")
+        unpatched = ran[f"unpatched-flag-{entry}"][0]
         if entry == "train" or RELEASE >= (1, 1, 17):
             assert unpatched.error is None and unpatched.ddp[0]["find_unused"] is True
         elif DEAD:
@@ -232,74 +209,74 @@ class TestFlag:
         else:
             assert unpatched.ddp[0]["find_unused"] is False
             assert (
-                "Expected to have finished reduction" in f"{unpatched.error} {ran.unpatched('flag-train_ds', 1).error}"
+                "Expected to have finished reduction" in f"{unpatched.error} {ran['unpatched-flag-train_ds'][1].error}"
             )
         for rank in (0, 1):
-            patched = ran.patched(f"flag-{entry}", rank)
+            patched = ran[f"patched-flag-{entry}"][rank]
             assert patched.error is None, patched.log[-3000:]
             assert patched.ddp[0]["find_unused"] is True
-            assert patched.steps == ran.patched(f"flag-{entry}").steps and len(patched.steps) > 1
+            assert patched.steps == ran[f"patched-flag-{entry}"][0].steps and len(patched.steps) > 1
 
     @pytest.mark.skipif(not DS, reason="this release has no train_ds")
     def test_equals_the_release_edited_by_hand(self, ran: Ran) -> None:
-        edited = ran.unpatched("by-hand")
+        edited = ran["unpatched-by-hand"][0]
         assert edited.error is None and len(edited.steps) > 1, edited.log[-3000:]
-        assert ran.patched("flag-train_ds").steps == edited.steps
+        assert ran["patched-flag-train_ds"][0].steps == edited.steps
 
     def test_top_level(self, ran: Ran) -> None:
         # 1.0.24 has True for its default.
-        assert ran.unpatched("top").ddp[0]["find_unused"] is (RELEASE == (1, 0, 24))
-        assert ran.patched("top").ddp[0]["find_unused"] is True
-        assert "moved find_unused_parameters=True to train_conf.find_unused_parameters" in ran.patched("top").log
+        assert ran["unpatched-top"][0].ddp[0]["find_unused"] is (RELEASE == (1, 0, 24))
+        assert ran["patched-top"][0].ddp[0]["find_unused"] is True
+        assert "moved find_unused_parameters=True to train_conf.find_unused_parameters" in ran["patched-top"][0].log
 
     def test_text_is_a_truth_value(self, ran: Ran) -> None:
-        unpatched = ran.unpatched("text")
+        unpatched = ran["unpatched-text"][0]
         # torch 2.13 refuses the text; where it does not, "false" counts as true.
         assert "incompatible" in str(unpatched.error) or unpatched.ddp[0]["find_unused"]
-        assert ran.patched("text").error is None and ran.patched("text").ddp[0]["find_unused"] is False
-        assert ran.patched("text").notes["user_choice"] == [True, False]
-        assert "find_unused_parameters='maybe': use true or false" in str(ran.patched("maybe").error)
+        assert ran["patched-text"][0].error is None and ran["patched-text"][0].ddp[0]["find_unused"] is False
+        assert ran["patched-text"][0].notes["user_choice"] == [True, False]
+        assert "find_unused_parameters='maybe': use true or false" in str(ran["patched-maybe"][0].error)
 
     def test_the_users_value_is_known(self, ran: Ran) -> None:
-        assert ran.patched("nothing").notes["user_choice"] == [True, None]
-        assert ran.patched("no").notes["user_choice"] == [True, False]
-        assert ran.patched("top").notes["user_choice"] == [True, True]
+        assert ran["patched-nothing"][0].notes["user_choice"] == [True, None]
+        assert ran["patched-no"][0].notes["user_choice"] == [True, False]
+        assert ran["patched-top"][0].notes["user_choice"] == [True, True]
 
 
 @pytest.mark.patches("funasr.parallel")
 class TestParallel:
     @pytest.mark.parametrize("entry", ENTRIES)
     def test_fsdp_stops(self, ran: Ran, entry: str) -> None:
-        unpatched = [ran.unpatched(f"fsdp-{entry}", rank) for rank in (0, 1)]
+        unpatched = [ran[f"unpatched-fsdp-{entry}"][rank] for rank in (0, 1)]
         if entry == "train_ds" and RELEASE >= (1, 4, 2):
             # Nothing wraps the model: the ranks drift apart, and nobody says so before the first checkpoint.
             assert not unpatched[0].ddp and len(unpatched[0].steps) > 1
             assert all(mine != other for mine, other in zip(unpatched[0].steps, unpatched[1].steps))
         elif not (DEAD and entry == "train_ds"):
             assert "got multiple values for keyword argument 'use_fsdp'" in str(unpatched[0].error)
-        patched = ran.patched(f"fsdp-{entry}")
+        patched = ran[f"patched-fsdp-{entry}"][0]
         assert (
             str(patched.error).startswith("ValueError: use_fsdp: FunASR cannot train and save with FSDP")
             and not patched.batches
         )
 
     def test_fsdp_at_the_top_is_not_ddp(self, ran: Ran) -> None:
-        assert ran.unpatched("fsdp-top").error is None and ran.unpatched("fsdp-top").ddp
-        assert "use_fsdp: FunASR cannot train and save with FSDP" in str(ran.patched("fsdp-top").error)
+        assert ran["unpatched-fsdp-top"][0].error is None and ran["unpatched-fsdp-top"][0].ddp
+        assert "use_fsdp: FunASR cannot train and save with FSDP" in str(ran["patched-fsdp-top"][0].error)
 
     def test_false_is_no_reason_to_die(self, ran: Ran) -> None:
-        assert "got multiple values for keyword argument 'use_fsdp'" in str(ran.unpatched("fsdp-false").error)
-        assert ran.patched("fsdp-false").error is None and ran.patched("fsdp-false").ddp
+        assert "got multiple values for keyword argument 'use_fsdp'" in str(ran["unpatched-fsdp-false"][0].error)
+        assert ran["patched-fsdp-false"][0].error is None and ran["patched-fsdp-false"][0].ddp
 
     def test_train_has_no_deepspeed(self, ran: Ran) -> None:
-        unpatched = ran.unpatched("deepspeed")
+        unpatched = ran["unpatched-deepspeed"][0]
         assert (unpatched.error is None and unpatched.ddp) or "TypeError" in str(unpatched.error)
-        assert "this entry does not support DeepSpeed" in str(ran.patched("deepspeed").error)
+        assert "this entry does not support DeepSpeed" in str(ran["patched-deepspeed"][0].error)
 
     @pytest.mark.skipif(not DS, reason="this release has no train_ds")
     def test_deepspeed_in_both_places(self, ran: Ran) -> None:
         whole = RELEASE >= (1, 4, 2)
-        unpatched, patched = ran.unpatched("half"), ran.patched("half")
+        unpatched, patched = ran["unpatched-half"][0], ran["patched-half"][0]
         assert unpatched.notes.get("deepspeed") == ("gloo" if whole else None)
         if not DEAD:
             assert unpatched.notes["trainer"]["ddp"] is not whole and unpatched.notes["trainer"]["deepspeed"] is True
@@ -319,16 +296,16 @@ def saved(folder: Path, result: Result, name: str) -> Dict[str, Any]:
 class TestModel:
     @pytest.mark.patches("funasr.model_conf")
     def test_model_conf_changes_the_models_own(self, ran: Ran, folder: Path) -> None:
-        assert ran.unpatched("model_conf").error is not None
-        patched = saved(folder, ran.patched("model_conf"), "patched-model_conf")
-        edited = saved(folder, ran.unpatched("edited"), "unpatched-edited")
+        assert ran["unpatched-model_conf"][0].error is not None
+        patched = saved(folder, ran["patched-model_conf"][0], "patched-model_conf")
+        edited = saved(folder, ran["unpatched-edited"][0], "unpatched-edited")
         assert patched["model_conf"] == edited["model_conf"] and patched["model_conf"]["lsm_weight"] == 0.7
-        assert ran.patched("model_conf").notes["sums"] == ran.unpatched("edited").notes["sums"]
+        assert ran["patched-model_conf"][0].notes["sums"] == ran["unpatched-edited"][0].notes["sums"]
 
     @pytest.mark.patches("funasr.model_conf")
     def test_a_described_model_is_left_alone(self, ran: Ran, folder: Path) -> None:
         patched, unpatched = (
-            saved(folder, ran.results[f"{kind}-described"][0], f"{kind}-described") for kind in ("patched", "unpatched")
+            saved(folder, ran[f"{kind}-described"][0], f"{kind}-described") for kind in ("patched", "unpatched")
         )
         assert {**patched, "output_dir": ""} == {**unpatched, "output_dir": ""}
 
@@ -336,11 +313,11 @@ class TestModel:
 @pytest.mark.patches("funasr.overrides")
 class TestTable:
     def test_what_did_not_arrive(self, ran: Ran) -> None:
-        log = ran.patched("typos").log
+        log = ran["patched-typos"][0].log
         assert "++train_conf.max_epoch=3" in log
         assert "train_conf.acum_grad=2: FunASR has no such setting; did you mean train_conf.accum_grad?" in log
         assert "grad_clip=4:" not in log and "use_bf16=false:" not in log
 
     def test_nothing_is_logged_where_all_arrives(self, ran: Ran) -> None:
         for name in ("no", "described", "model_conf"):
-            assert "did not take effect" not in ran.patched(name).log
+            assert "did not take effect" not in ran[f"patched-{name}"][0].log

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import Any, Dict, List
+from types import SimpleNamespace
+from typing import Any, Dict, Iterator, List
 
 import pytest
 import torch
@@ -146,33 +148,19 @@ class Gpu:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, reserved: int = 0) -> None:
         self.released: List[str] = []
         self.current: List[str] = []
-        self.steps = 0
-        gpu = self
+        self.parameter = SimpleNamespace(device=SimpleNamespace(type="cuda"))
 
-        class Device:
-            type = "cuda"
-
-        class Chosen:
-            def __init__(self, device: Any) -> None:
-                self.device = device
-
-            def __enter__(self) -> None:
-                gpu.current.append(self.device.type)
-
-            def __exit__(self, *error: Any) -> None:
-                gpu.current.pop()
-
-        class Properties:
-            total_memory = 80 * 2**30
-
-        class Parameter:
-            device = Device()
+        @contextlib.contextmanager
+        def chosen(device: Any) -> Iterator[None]:
+            self.current.append(device.type)
+            yield
+            self.current.pop()
 
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.released.append(self.current[-1]))
-        monkeypatch.setattr(torch.cuda, "device", Chosen)
+        monkeypatch.setattr(torch.cuda, "device", chosen)
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: reserved)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-        self.parameter = Parameter()
+        properties = SimpleNamespace(total_memory=80 * 2**30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 
     def train(self, run: tiny_training.Run, monkeypatch: pytest.MonkeyPatch) -> int:
         """An epoch; returns how often memory was released. The first parameter that is requested is on the GPU."""

@@ -9,6 +9,8 @@ import pytest
 from packaging.version import Version
 
 from tests.funasr import launch, recipes
+from tests.support.results import well
+from tests.support.scenario import sides
 
 pytestmark = pytest.mark.patches("funasr.uneven")
 
@@ -24,6 +26,7 @@ SECOND = Version("1.0.28") <= HERE and Version("1.1.9") != HERE
 # Up to 1.0.25 the last epoch is max_epoch itself.
 EPOCHS = 1 if Version("1.0.26") <= HERE else 2
 LONG, SHORT = 4.0, 1.0
+Runs = Dict[str, List[launch.Result]]
 
 PROBE = """
 import funasr.datasets.audio_datasets.datasets as datasets
@@ -67,7 +70,8 @@ def _expected() -> Set[str]:
     return {f"train{number}.wav" for number in kept}
 
 
-def _scenarios(config: Path, ddpfix: bool) -> List[launch.Scenario]:
+def _scenarios(folder: Path, ddpfix: bool) -> List[launch.Scenario]:
+    config = _config(folder / "data")
     short = 60 if ddpfix or JOINED else 10
     plans = []
     if SAME:
@@ -92,26 +96,7 @@ def _scenarios(config: Path, ddpfix: bool) -> List[launch.Scenario]:
     return [*plans, stop, workers, launch.Scenario("empty", config, overrides=empty)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("uneven")
-
-
-@pytest.fixture(scope="module")
-def config(folder: Path) -> Path:
-    return _config(folder / "data")
-
-
-@pytest.fixture(scope="module")
-def unpatched(folder: Path, config: Path) -> Dict[str, List[launch.Result]]:
-    return launch.train(_scenarios(config, False), folder / "unpatched", ddpfix=False)
-
-
-@pytest.fixture(scope="module")
-def patched(folder: Path, config: Path) -> Dict[str, List[launch.Result]]:
-    return launch.train(_scenarios(config, True), folder / "patched", ddpfix=True)
-
-
+unpatched, patched = sides(launch.train, _scenarios)
 uneven = pytest.mark.skipif(EVEN, reason="all ranks have as many batches from 1.0.6 to 1.0.14")
 ENTRIES = ["train", "train_ds"] if SECOND else ["train"]
 
@@ -122,7 +107,7 @@ def _seen(rank: launch.Result) -> List[str]:
 
 @uneven
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_unpatched_does_not_finish_together(unpatched: Dict[str, List[launch.Result]], entry: str) -> None:
+def test_unpatched_does_not_finish_together(unpatched: Runs, entry: str) -> None:
     ranks = unpatched[entry]
     if entry == "train" and JOINED:
         assert [rank.error for rank in ranks] == [None, None]
@@ -133,9 +118,9 @@ def test_unpatched_does_not_finish_together(unpatched: Dict[str, List[launch.Res
 
 @uneven
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_all_ranks_do_the_same_steps(patched: Dict[str, List[launch.Result]], entry: str) -> None:
+def test_all_ranks_do_the_same_steps(patched: Runs, entry: str) -> None:
     ranks = patched[entry]
-    assert [rank.error for rank in ranks] == [None, None], ranks[0].log[-3000:]
+    well(ranks)
     assert [len(rank.training) for rank in ranks] == [8 * EPOCHS] * 2
     assert ranks[0].steps == ranks[1].steps and len(ranks[0].steps) == 8 * EPOCHS
     assert {name for rank in ranks for name in _seen(rank)} == _expected()
@@ -144,9 +129,9 @@ def test_all_ranks_do_the_same_steps(patched: Dict[str, List[launch.Result]], en
 
 
 @uneven
-def test_stop_at_the_shortest(patched: Dict[str, List[launch.Result]]) -> None:
+def test_stop_at_the_shortest(patched: Runs) -> None:
     ranks = patched["stop"]
-    assert [rank.error for rank in ranks] == [None, None], ranks[0].log[-3000:]
+    well(ranks)
     assert [len(rank.training) for rank in ranks] == [2 * EPOCHS] * 2
     assert ranks[0].steps == ranks[1].steps
     assert "6 dropped to give every rank the same number" in ranks[0].log
@@ -154,9 +139,9 @@ def test_stop_at_the_shortest(patched: Dict[str, List[launch.Result]]) -> None:
 
 @uneven
 @pytest.mark.skipif(SAME, reason="the scenario is that of the others")
-def test_workers_and_validation_in_the_midst_of_an_epoch(patched: Dict[str, List[launch.Result]]) -> None:
+def test_workers_and_validation_in_the_midst_of_an_epoch(patched: Runs) -> None:
     ranks = patched["workers"]
-    assert [rank.error for rank in ranks] == [None, None], ranks[0].log[-3000:]
+    well(ranks)
     epochs = 3 if Version("1.0.26") <= HERE else 4
     assert [len(rank.training) for rank in ranks] == [8 * epochs] * 2
     assert ranks[0].steps == ranks[1].steps and len(ranks[0].steps) == 8 * epochs
@@ -168,20 +153,18 @@ def test_workers_and_validation_in_the_midst_of_an_epoch(patched: Dict[str, List
 
 
 @pytest.mark.skipif(SAME, reason="no sampler of these leaves one rank without data")
-def test_a_rank_without_data_is_named_on_all_ranks(patched: Dict[str, List[launch.Result]]) -> None:
+def test_a_rank_without_data_is_named_on_all_ranks(patched: Runs) -> None:
     errors = {rank.error for rank in patched["empty"]}
     assert len(errors) == 1
     assert "1 of 2 ranks have no batch (rank 0)" in str(errors.pop())
 
 
 @pytest.mark.skipif(not SAME, reason="the default sampler knows its rank")
-def test_each_rank_has_its_own_share(
-    unpatched: Dict[str, List[launch.Result]], patched: Dict[str, List[launch.Result]]
-) -> None:
+def test_each_rank_has_its_own_share(unpatched: Runs, patched: Runs) -> None:
     seen = [_seen(rank) for rank in unpatched["share"]]
     assert seen[0] == seen[1], "all ranks train on the same batches"
     ranks = patched["share"]
-    assert [rank.error for rank in ranks] == [None, None], ranks[0].log[-3000:]
+    well(ranks)
     assert ranks[0].steps == ranks[1].steps and ranks[0].steps
     first = [set(_seen(rank)[: len(_seen(rank)) // EPOCHS]) for rank in ranks]
     assert len(first[0] & first[1]) <= 2, "no more than one batch, to fill the last step"

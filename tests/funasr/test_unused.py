@@ -8,6 +8,7 @@ from typing import Any, Dict, List
 import pytest
 
 from tests.funasr import launch, recipes, trained
+from tests.support.results import well
 
 pytestmark = pytest.mark.patches("funasr.flag", "torch.finalize")
 
@@ -17,13 +18,6 @@ SEACO = RELEASE >= (1, 0, 18)
 NAME = "SeacoParaformer" if SEACO else "Paraformer"
 CONF = {} if SEACO else {"sampling_ratio": 0.0}
 REDUCTION = "Expected to have finished reduction in the prior iteration"
-# The edit that maintainers advise: the flag, whatever the script says.
-BY_HAND = """
-from torch.nn.parallel import DistributedDataParallel
-def init(self, *args, original=DistributedDataParallel.__init__, **kwargs):
-    original(self, *args, **{**kwargs, "find_unused_parameters": True})
-DistributedDataParallel.__init__ = init
-"""
 # No DDP at all: gradients are averaged one by one when the trainer clips them.
 PLAIN = """
 import contextlib, sys, torch
@@ -55,6 +49,7 @@ for module in list(sys.modules.values()):
 """
 STAND_IN = "from tests.funasr import stand_in\nstand_in.cuda()\n"
 FLAG = "++train_conf.find_unused_parameters="
+CURE = FLAG + "true"
 # The norm of all gradients is rounded otherwise where zeros are among them, and Adam makes much of little gradients.
 UNCLIPPED = ["++train_conf.grad_clip=1000000.0"]
 # The older samplers leave one batch out.
@@ -80,7 +75,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[launch.
     for entry in trained.entries():
         wanted += [
             launch.Scenario(f"unpatched {entry}", config, entry, before=starts),
-            launch.Scenario(f"by hand {entry}", config, entry, UNCLIPPED, before=starts + BY_HAND),
+            launch.Scenario(f"by hand {entry}", config, entry, UNCLIPPED, before=starts + trained.BY_HAND),
             launch.Scenario(f"ours {entry}", config, entry, UNCLIPPED, settings=settings()),
         ]
     wanted += [
@@ -90,6 +85,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[launch.
         launch.Scenario("user false", config, settings=settings(), overrides=[FLAG + "false"]),
         launch.Scenario("plain", config, overrides=UNCLIPPED, before=starts + PLAIN),
     ]
+    if SEACO:
+        keep, depth = {"keep_nbest_models": 10}, {"stochastic_depth_rate": 0.5}
+        config = recipes.write(folder / "depth", "Conformer", encoder_conf=depth, train_conf=keep)
+        for entry in trained.entries():
+            wanted.append(launch.Scenario(f"depth {entry}", config, entry, settings={"unused": "off"}))
+            wanted.append(launch.Scenario(f"cured {entry}", config, entry, [CURE], {"unused": "off"}))
     return launch.train(wanted, folder / "out", ddpfix=False, stand_in=False)
 
 
@@ -155,3 +156,18 @@ def test_the_users_false_stays(outcomes: Any) -> None:
 def test_off_trains_as_unpatched(outcomes: Any) -> None:
     assert flag(outcomes["off"]) == (RELEASE == (1, 0, 24))
     assert (REDUCTION in str(outcomes["off"][0].error)) == (RELEASE != (1, 0, 24))
+
+
+@OWN_FLAG
+@pytest.mark.patches("torch.diagnosis")
+@pytest.mark.skipif(not SEACO, reason="training needs edits")
+@pytest.mark.parametrize("entry", trained.entries())
+def test_the_line_of_the_diagnosis_is_an_override_and_cures(entry: str, outcomes: Any) -> None:
+    errors = [str(result.error) for result in outcomes[f"depth {entry}"] if REDUCTION in str(result.error)]
+    assert errors, outcomes[f"depth {entry}"][0].log
+    for error in errors:
+        assert "encoder.encoders" in error and "in FunASR, paste this line" in error
+        assert "EncoderLayer skips layers at random (stochastic_depth_rate 0.5)" in error
+    assert errors[0].rstrip().splitlines()[-1].strip() == CURE
+    well(outcomes[f"cured {entry}"])
+    assert outcomes[f"cured {entry}"][0].steps and flag(outcomes[f"cured {entry}"]) is True

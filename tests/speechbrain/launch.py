@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Sequence
 
 from packaging.version import Version
 
@@ -16,20 +16,16 @@ RANK = Path(__file__).with_name("rank.py")
 
 @dataclass
 class Scenario(scenario.Scenario):
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        yaml: path of the hyperparameters (see :mod:`tests.speechbrain.recipes`).
-        options: what a user types behind it. ``--device=cpu`` and gloo are added, and before 0.5.16 what makes a
-            release train on several processes.
-        settings: arguments of ``ddpfix.activate`` in the child; in an unpatched launch they switch ddpfix on, late.
-        before: Python code run just before the recipe (edits by hand, for reference runs); it finds ``recorder`` (whose
-            dict ``record`` is kept) and ``rank``.
-    """
-
-    yaml: Path
+    yaml: Path  # path of the hyperparameters (see :mod:`tests.speechbrain.recipes`)
+    # What a user types behind it. ``--device=cpu`` and gloo are added, and before 0.5.16 what makes a release train on
+    # several processes.
     options: Sequence[str] = ()
+    # Arguments of ``ddpfix.activate`` in the child; in an unpatched launch they switch ddpfix on, late.
     settings: Dict[str, str] = field(default_factory=dict)
+    # Python code run just before the recipe (edits by hand, for reference runs); it finds ``recorder`` (whose dict
+    # ``record`` is kept) and ``rank``.
     before: str = ""
     timeout: float = 60
     script: Path = recipes.TRAIN
@@ -47,27 +43,16 @@ class Scenario(scenario.Scenario):
 
 @dataclass
 class Result(results.Result):
-    """What one rank saw of one scenario.
+    """What one rank saw of one scenario."""
 
-    Attributes:
-        ddp: for each wrapped module its class and the flag.
-        ran: for each training forward of each wrapped module, which of its layers ran.
-    """
-
-    ddp: List[Dict[str, Any]] = field(default_factory=list)
+    ddp: List[Dict[str, Any]] = field(default_factory=list)  # for each wrapped module its class and the flag
     batches: List[List[str]] = field(default_factory=list)
+    # For each training forward of each wrapped module, which of its layers ran.
     ran: List[List[str]] = field(default_factory=list)
     steps: List[str] = field(default_factory=list)
     lr: List[float] = field(default_factory=list)
 
 
-def train(
-    scenarios: Sequence[Scenario],
-    folder: Path,
-    ddpfix: bool,
-    size: int = 2,
-    environ: Optional[Dict[str, str]] = None,
-) -> Dict[str, List[Result]]:
-    """Run scenarios one after the other on ``size`` ranks; returns the results by name, in the order of ranks."""
-    whole = {**({"DDPFIX": "1"} if ddpfix else {}), **(environ or {})}
-    return pool.results(RANK, scenarios, folder, size, whole, Result)
+def train(scenarios: Sequence[Scenario], folder: Path, ddpfix: bool) -> Dict[str, List[Result]]:
+    """Run scenarios one after the other on two ranks; returns the results by name, in the order of ranks."""
+    return pool.results(RANK, scenarios, folder, 2, {"DDPFIX": "1"} if ddpfix else {}, Result)

@@ -14,9 +14,7 @@ from tests.speechbrain.parsing import RELEASE, no_launcher, patched, unpatched  
 NEW, BY_ENVIRONMENT = (1, 1, 0), (0, 5, 16)
 # Before it, Brain takes the last letter of the device for a number.
 BASE = "seed: 1\nlr: 0.5\n"
-
-
-pytestmark = pytest.mark.usefixtures("no_launcher")
+pytestmark = [pytest.mark.patches("speechbrain.options"), pytest.mark.usefixtures("no_launcher")]
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +41,6 @@ DEVICES = {
 }
 
 
-@pytest.mark.patches("speechbrain.options")
 @pytest.mark.parametrize("device", DEVICES)
 def test_each_rank_has_its_own_gpu(device: str, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch)
@@ -52,7 +49,6 @@ def test_each_rank_has_its_own_gpu(device: str, train: Path, monkeypatch: pytest
     assert (outcome.get("device"), outcome.typed[-1 if RELEASE >= BY_ENVIRONMENT else 0]) == ("cuda:1", "device")
 
 
-@pytest.mark.patches("speechbrain.options")
 def test_other_devices_stay(tmp_path: Path, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -75,7 +71,6 @@ def test_other_devices_stay(tmp_path: Path, train: Path, monkeypatch: pytest.Mon
     assert patched(train, "--device=cuda:0").get("device") == "cuda:0"
 
 
-@pytest.mark.patches("speechbrain.options")
 @pytest.mark.parametrize("spelling", ["--local-rank=1", "--local_rank=1"])
 @pytest.mark.parametrize("front", [False, True])
 def test_the_launchers_own_option(spelling: str, front: bool, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +84,6 @@ def test_the_launchers_own_option(spelling: str, front: bool, train: Path, monke
     assert outcome.get("local_rank") == (1 if RELEASE < BY_ENVIRONMENT else None)
 
 
-@pytest.mark.patches("speechbrain.options")
 def test_the_rank_that_only_an_old_launcher_tells(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("LOCAL_RANK", "")
@@ -97,7 +91,6 @@ def test_the_rank_that_only_an_old_launcher_tells(train: Path, monkeypatch: pyte
     assert os.environ["LOCAL_RANK"] == ("1" if RELEASE >= BY_ENVIRONMENT else "")
 
 
-@pytest.mark.patches("speechbrain.options")
 @pytest.mark.parametrize("word", ["--distributed_launch", "--distributed_launch=True", "--distributed-launch"])
 def test_distributed_launch(word: str, train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch)
@@ -112,7 +105,6 @@ def test_distributed_launch(word: str, train: Path, monkeypatch: pytest.MonkeyPa
         assert "distributed_launch" not in outcome.typed
 
 
-@pytest.mark.patches("speechbrain.options")
 def test_torchrun_alone(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch, rank=0)
     before, now = unpatched(train), patched(train)
@@ -127,7 +119,6 @@ def test_torchrun_alone(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsing.as_unpatched(patched(train).options) == parsing.as_unpatched(unpatched(train).options)
 
 
-@pytest.mark.patches("speechbrain.options")
 def test_distributed_launch_in_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if RELEASE >= BY_ENVIRONMENT:
         pytest.skip("the environment decides")
@@ -157,7 +148,6 @@ def mixed(brain: Any) -> Dict[str, Any]:
     return {name: getattr(brain, name) for name in names if hasattr(brain, name)}
 
 
-@pytest.mark.patches("speechbrain.options")
 @pytest.mark.parametrize("value", ["fp16", "bf16", "fp32"])
 def test_precision(value: str, train: Path) -> None:
     before = unpatched(train, f"--precision={value}")
@@ -188,7 +178,6 @@ def test_precision(value: str, train: Path) -> None:
         assert mixed(brain(train, f"--precision={value}"))["precision"] == value
 
 
-@pytest.mark.patches("speechbrain.options")
 def test_a_precision_that_nobody_knows(train: Path) -> None:
     assert unpatched(train, "--precision=half").error == ("exit 2" if RELEASE >= NEW else None)
     outcome = patched(train, "--precision=half")
@@ -196,14 +185,12 @@ def test_a_precision_that_nobody_knows(train: Path) -> None:
     assert RELEASE >= OLD or "error: --precision=half: use one of fp32, fp16, bf16" in outcome.printed
 
 
-@pytest.mark.patches("speechbrain.options")
 def test_abbreviated_precision(train: Path) -> None:
     assert RELEASE < NEW or unpatched(train, "--prec=fp32").typed == []
     outcome = patched(train, "--prec=fp32")
     assert (outcome.get("precision"), outcome.overrides) == ("fp32", "") and "precision" in outcome.typed
 
 
-@pytest.mark.patches("speechbrain.options")
 def test_the_yamls_precision(tmp_path: Path) -> None:
     file = parsing.write(tmp_path, BASE + "precision: fp32\n")
     before = unpatched(file, "--precision=fp16")
@@ -215,7 +202,6 @@ def test_the_yamls_precision(tmp_path: Path) -> None:
     assert outcome.get("auto_mix_prec" if RELEASE < OLD else "precision") in (True, "fp16")
 
 
-@pytest.mark.patches("speechbrain.options")
 def test_what_is_typed_beats_the_old_names_in_the_yaml(tmp_path: Path) -> None:
     file = parsing.write(tmp_path, BASE + "auto_mix_prec: True\n")
     made = mixed(brain(file, "--precision=fp32"))
@@ -236,7 +222,6 @@ def test_what_is_typed_beats_the_old_names_in_the_yaml(tmp_path: Path) -> None:
     assert parsing.load(outcome)["precision"] == 4
 
 
-@pytest.mark.patches("speechbrain.options")
 @pytest.mark.parametrize("value", ["fp16", "bf16"])
 def test_the_named_precision_trains_on_the_cpu(value: str, train: Path) -> None:
     import torch

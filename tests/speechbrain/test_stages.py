@@ -1,4 +1,4 @@
-"""Ranks agree on what a stage decides, and on steps after a loss that is not finite: on real releases."""
+"""Ranks agree on what a stage decides and saves, and on steps after a loss that is not finite: on real releases."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import List
 
 import pytest
+import torch
 
 from tests.speechbrain import launch, tiny_runs
-from tests.speechbrain.tiny_runs import Side, as_by_hand, run, since
+from tests.speechbrain.tiny_runs import Side, as_by_hand, by_hand, run, since
 
 MAIN_ONLY = not since("0.5.16")
 HAS_FACTOR = since("0.5.12")
@@ -27,13 +28,17 @@ def listed(self):
 Checkpointer._list_checkpoint_dirs = listed
 """
 EPOCH: List[List[tiny_runs.Micro]] = [[(0, 100)], [(1, 101)]]
+THREE: List[List[tiny_runs.Micro]] = [[(0, 100)], [(1, 101)], [(2, 102)]]
+# How the main process saves alone.
+WAYS = ("run_on_main", "main_process_only")
+on_main = pytest.mark.skipif(MAIN_ONLY, reason="on_stage_end runs on the main process alone")
 # Rank 1 contributes nothing to the second of four steps.
 BUT_ONE: List[List[tiny_runs.Micro]] = [[(0, 100)], [(1, None)], [(2, 102)], [(3, 103)]]
 
 
 def scenarios(folder: Path, ddpfix: bool) -> List[launch.Scenario]:
     # A run that hangs is ended early: it is expected to.
-    limit = 30 if ddpfix else 6
+    limit = 30 if ddpfix else 8
     # The unpatched 0.5.16 fails over its checkpoints now and then.
     keep = ddpfix or not RACES
     plans = [
@@ -41,6 +46,9 @@ def scenarios(folder: Path, ddpfix: bool) -> List[launch.Scenario]:
         run(folder, "stop", number_of_epochs=3, counts="2,2", stop_at=1, keep=keep, timeout=limit),
         run(folder, "alone", alone=True, timeout=limit),
     ]
+    if not MAIN_ONLY:
+        plans += [run(folder, way, main=way, number_of_epochs=2, timeout=limit) for way in WAYS]
+        plans += [run(folder, "all", number_of_epochs=1, timeout=limit)]
     if RACES:
         plans += [run(folder, "slow", counts="1,1", number_of_epochs=3, before=SLOW, timeout=limit)]
     if BEFORE_1:
@@ -145,3 +153,33 @@ def test_logging_on_the_main_process_only_is_no_collective(patched: Side) -> Non
     as_by_hand(patched, "alone", [*EPOCH, [(2, 102)]])
     # Three steps and one validation.
     assert len((patched[0] / "alone" / "train_log.txt").read_text().splitlines()) == 4
+
+
+def saved(where: Path, name: str) -> List[Path]:
+    return list((where / name / "save").glob("CKPT*"))
+
+
+@on_main
+@pytest.mark.parametrize("way", WAYS)
+def test_unpatched_deadlocks_where_the_main_process_saves_alone(unpatched: Side, way: str) -> None:
+    runs = unpatched[1]
+    if RACES:
+        assert any(result.hung or result.error for result in runs[way])
+    else:
+        assert tiny_runs.alike(runs[way])
+
+
+@on_main
+@pytest.mark.patches("speechbrain.checkpoints")
+@pytest.mark.parametrize("way", WAYS)
+def test_the_main_process_saves_alone(patched: Side, way: str) -> None:
+    as_by_hand(patched, way, THREE * 2)
+    last = max(saved(patched[0], way), key=lambda checkpoint: checkpoint.stat().st_mtime)
+    for name, weight in zip(("weight", "bias"), by_hand(THREE * 2)):
+        assert torch.allclose(torch.load(last / "model.ckpt")[name], weight, atol=1e-6)
+
+
+@on_main
+def test_what_every_rank_saves_is_one_checkpoint(unpatched: Side, patched: Side) -> None:
+    for where, runs in (unpatched, patched):
+        assert tiny_runs.alike(runs["all"]) and len(saved(where, "all")) == 1

@@ -13,6 +13,7 @@ from ddpfix.uneven.loader import Held
 from tests.speechbrain import launch, tiny_recipe, tiny_runs
 from tests.speechbrain.tiny_runs import Side, as_by_hand, run, since
 
+pytestmark = pytest.mark.patches("speechbrain.uneven")
 # Collectives from Python: the tiny recipe has no other ones (DDP reduces gradients in C++).
 COUNT = """
 import torch
@@ -25,49 +26,34 @@ torch.distributed.all_reduce = all_reduce
 PADDED = [[(0, 100)], [(1, 101)], [(2, 102)], [(3, 100)], [(4, 101)]]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("uneven")
-
-
-@pytest.fixture(scope="module")
-def unpatched(folder: Path) -> Side:
-    where = folder / "unpatched"
-    plans = [run(where, "loader", counts="5,3", timeout=6)]
-    return where, launch.train(plans, where, ddpfix=False)
-
-
-@pytest.fixture(scope="module")
-def patched(folder: Path) -> Side:
-    where, stop = folder / "patched", {"uneven": "stop"}
+def scenarios(folder: Path, ddpfix: bool) -> List[launch.Scenario]:
+    stop = {"uneven": "stop"}
+    if not ddpfix:
+        # With settings, ddpfix is switched on late, in ranks that have imported SpeechBrain without it.
+        return [
+            run(folder, "loader", counts="5,3", timeout=6),
+            run(folder, "stop", counts="5,3", number_of_epochs=2, settings=stop),
+            run(folder, "stop_iterable", kind="iterable", counts="5,3", settings=stop),
+        ]
     plans = [
-        run(where, "equal", before=COUNT),
-        run(where, "loader", counts="5,3", before=COUNT, number_of_epochs=2),
-        run(where, "debug", ["--debug"], counts="5,1"),
-        run(where, "iterable", kind="iterable", counts="5,3", before=COUNT, number_of_epochs=2),
-        run(where, "iterable_equal", kind="iterable", before=COUNT),
-        run(where, "once", kind="once", counts="3,5"),
-        run(where, "nothing", counts="3,0"),
-        run(where, "nothing_iterable", kind="iterable", counts="3,0"),
+        run(folder, "equal", before=COUNT),
+        run(folder, "loader", counts="5,3", before=COUNT, number_of_epochs=2),
+        run(folder, "debug", ["--debug"], counts="5,1"),
+        run(folder, "iterable", kind="iterable", counts="5,3", before=COUNT, number_of_epochs=2),
+        run(folder, "iterable_equal", kind="iterable", before=COUNT),
+        run(folder, "once", kind="once", counts="3,5"),
+        run(folder, "nothing", counts="3,0"),
+        run(folder, "nothing_iterable", kind="iterable", counts="3,0"),
     ]
-    if since("0.5.12"):
-        plans += [run(where, "limit", ["--optimizer_step_limit=4"], counts="6,3")]
-    runs = launch.train(plans, where, ddpfix=True)
-    # The others switch ddpfix on late, in ranks that have imported SpeechBrain without it.
-    late = [
-        run(where, "stop", counts="5,3", number_of_epochs=2, settings=stop),
-        run(where, "stop_iterable", kind="iterable", counts="5,3", settings=stop),
-    ]
-    return where, {**runs, **launch.train(late, where, ddpfix=False)}
+    return [*plans, *([run(folder, "limit", ["--optimizer_step_limit=4"], counts="6,3")] if since("0.5.12") else [])]
 
 
-def test_unpatched_hangs(unpatched: Side) -> None:
-    assert any(result.hung for result in unpatched[1]["loader"])
+late, patched = tiny_runs.sides(scenarios, ("late", "patched"))
 
 
-@pytest.mark.patches("speechbrain.uneven")
 @pytest.mark.parametrize("name", ["loader", "iterable"])
-def test_the_shorter_rank_reads_some_again(patched: Side, name: str) -> None:
+def test_the_shorter_rank_reads_some_again_where_the_release_hangs(late: Side, patched: Side, name: str) -> None:
+    assert any(result.hung for result in late[1]["loader"])
     first, second = patched[1][name]
     as_by_hand(patched, name, PADDED * 2)
     assert first.batches == [[str(number)] for number in [*range(5)] * 2]
@@ -75,22 +61,19 @@ def test_the_shorter_rank_reads_some_again(patched: Side, name: str) -> None:
     assert first.log.count("2 batches are read again" if name == "loader" else "2 batches were read again") == 2
 
 
-@pytest.mark.patches("speechbrain.uneven")
 @pytest.mark.parametrize("name", ["stop", "stop_iterable"])
-def test_all_stop_at_the_shortest(patched: Side, name: str) -> None:
+def test_all_stop_at_the_shortest(late: Side, name: str) -> None:
     epochs = 2 if name == "stop" else 1
-    as_by_hand(patched, name, PADDED[:3] * epochs)
-    assert patched[1][name][0].log.count("left out") == epochs
+    as_by_hand(late, name, PADDED[:3] * epochs)
+    assert late[1][name][0].log.count("left out") == epochs
 
 
-@pytest.mark.patches("speechbrain.uneven")
 def test_ranks_ask_each_other_once_an_epoch(patched: Side) -> None:
     runs = patched[1]
     assert [result.notes["reduced"] for result in runs["equal"]] == [1, 1]
     assert [result.notes["reduced"] for result in runs["loader"]] == [2, 2]
 
 
-@pytest.mark.patches("speechbrain.uneven")
 def test_only_without_a_length_they_agree_ahead(patched: Side) -> None:
     runs = patched[1]
     # Once an epoch, once for each batch fetched ahead and for the end, once where the shorter rank begins again.
@@ -99,19 +82,16 @@ def test_only_without_a_length_they_agree_ahead(patched: Side) -> None:
     assert "batches" not in "".join(line for line in runs["iterable_equal"][0].log.splitlines() if "ddpfix" in line)
 
 
-@pytest.mark.patches("speechbrain.uneven")
 def test_a_stream_that_can_be_read_once_ends_the_epoch_on_all_ranks(patched: Side) -> None:
     as_by_hand(patched, "once", PADDED[:3])
 
 
-@pytest.mark.patches("speechbrain.uneven")
 @pytest.mark.parametrize("name", ["nothing", "nothing_iterable"])
 def test_a_rank_without_data_is_an_error_on_all_ranks(patched: Side, name: str) -> None:
     for result in patched[1][name]:
         assert result.error is not None and "1 of 2 ranks have no batch" in result.error
 
 
-@pytest.mark.patches("speechbrain.uneven")
 def test_debug_and_step_limits_end_all_ranks(patched: Side) -> None:
     runs = patched[1]
     assert tiny_runs.alike(runs["debug"]) and len(runs["debug"][0].steps) == 2
@@ -129,7 +109,6 @@ def ids(loader: Any) -> List[str]:
     return [name for batch in loader for name in batch.id]
 
 
-@pytest.mark.patches("speechbrain.uneven")
 def test_a_resumed_loader_counts_what_is_left_and_keeps_its_position() -> None:
     from ddpfix.patches.speechbrain import uneven
 
@@ -143,7 +122,6 @@ def test_a_resumed_loader_counts_what_is_left_and_keeps_its_position() -> None:
     assert ids(uneven.counted(2, loader)) == ["0", "1"]
 
 
-@pytest.mark.patches("speechbrain.uneven")
 def test_a_looped_loader_goes_on_in_its_data_and_begins_epochs_anew() -> None:
     from ddpfix.patches.speechbrain import uneven
     from speechbrain.dataio.dataloader import LoopedLoader
@@ -155,7 +133,6 @@ def test_a_looped_loader_goes_on_in_its_data_and_begins_epochs_anew() -> None:
     assert ids(uneven.counted(2, loader)) == ["5", "6"] and uneven.remaining(loader) == (3, 3)
 
 
-@pytest.mark.patches("speechbrain.uneven")
 def test_for_a_loader_with_a_guessed_length_or_none_ranks_agree_batch_by_batch() -> None:
     import torch
     from ddpfix.patches.speechbrain import uneven
@@ -169,7 +146,6 @@ def test_for_a_loader_with_a_guessed_length_or_none_ranks_agree_batch_by_batch()
     assert uneven.remaining(iter([1])) == (uneven.UNKNOWN, uneven.UNKNOWN)
 
 
-@pytest.mark.patches("speechbrain.uneven")
 @pytest.mark.parametrize("kind", ["sentence", "global"])
 def test_validation_is_touched_only_where_it_has_collectives(kind: str) -> None:
     import torch
@@ -185,7 +161,6 @@ def test_validation_is_touched_only_where_it_has_collectives(kind: str) -> None:
         assert uneven.evened(Brain(), loader, False, Held()) is loader
 
 
-@pytest.mark.patches("speechbrain.uneven")
 def test_loops_within_the_loop_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe may evaluate on one rank at the end of a stage: that loop must not ask the other ranks."""
     from ddpfix.patches.speechbrain import brains, uneven

@@ -10,10 +10,13 @@ from packaging.version import Version
 
 from tests.speechbrain import launch, recipes
 from tests.speechbrain.launch import Result, Scenario
+from tests.support.results import well
+from tests.support.scenario import sides
 
 release = recipes.release()
 FAILURE = "Expected to have finished reduction in the prior iteration"
 ACCUMULATES = Version("0.5.12") <= release
+TWO_PLACES = Version("1.1.0") <= release
 FLAG, WINDOW = ["--find_unused_parameters"], ["--grad_accumulation_factor=2"]
 SWITCHED_OFF = {"speechbrain.unused": "0", "torch.finalize": "0"}
 FINALIZED = "ddpfix trains on, as find_unused_parameters=True does"
@@ -52,21 +55,15 @@ Brain.fit_batch = fit_batch
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("unused")
-
-
-@pytest.fixture(scope="module")
 def yamls(folder: Path) -> Dict[str, Path]:
-    """The recipe as it is, without LayerDrop, and frozen."""
+    """The recipe as it is, without LayerDrop, and frozen; each by both places of the wrappers."""
     write, pretrained = recipes.write, recipes.pretrained
     made = {
         "plain": write(folder),
         "still": write(folder, "still.yaml", pretrained(folder, {"layerdrop": 0.0})),
         "frozen": write(folder, "frozen.yaml", pretrained(folder, freeze=True)),
     }
-    if release >= Version("1.1.0"):
+    if TWO_PLACES:
         made["old_place"] = write(folder, "old.yaml", pretrained(folder, home_of=recipes.OLD_PLACE))
         frozen = pretrained(folder, home_of=recipes.OLD_PLACE, freeze=True)
         made["frozen_old_place"] = write(folder, "frozen_old.yaml", frozen)
@@ -80,44 +77,36 @@ def rewritten(folder: Path) -> Path:
     return script
 
 
-@pytest.fixture(scope="module")
-def unpatched(folder: Path, yamls: Dict[str, Path]) -> Results:
-    scenarios = [
-        Scenario("plain", yamls["plain"], timeout=30),
-        Scenario("still", yamls["still"], timeout=30),
-        Scenario("frozen", yamls["frozen"], before=RECORD_FROZEN),
-        Scenario("flag", yamls["still"], FLAG),
+def scenarios(folder: Path, ddpfix: bool) -> List[Scenario]:
+    files, limit = yamls(folder), 60 if ddpfix else 30
+    plans = [
+        Scenario("plain", files["plain"], timeout=limit),
+        Scenario("still", files["still"], timeout=limit),
+        Scenario("frozen", files["frozen"], before=RECORD_FROZEN),
+        Scenario("flag", files["plain" if ddpfix else "still"], FLAG),
     ]
     if ACCUMULATES:
-        scenarios.append(Scenario("window", yamls["still"], WINDOW, timeout=30))
-        scenarios.append(Scenario("window_flag", yamls["still"], [*WINDOW, *FLAG]))
-    return launch.train(scenarios, folder / "unpatched", ddpfix=False)
-
-
-@pytest.fixture(scope="module")
-def patched(folder: Path, yamls: Dict[str, Path]) -> Results:
-    scenarios = [
-        Scenario("plain", yamls["plain"]),
-        Scenario("flag", yamls["plain"], FLAG),
-        Scenario("still", yamls["still"]),
-        Scenario("off", yamls["plain"], settings={"layerdrop": "off"}),
-        Scenario("frozen", yamls["frozen"], before=RECORD_FROZEN),
-        Scenario("frozen_unpatched", yamls["frozen"], settings={"speechbrain.frozen": "0"}, before=RECORD_FROZEN),
-        Scenario("refused", yamls["plain"], ["--find_unused_parameters=False"], timeout=30),
-        Scenario("rewritten", yamls["plain"], script=rewritten(folder)),
-        Scenario("switched_off", yamls["plain"], settings=SWITCHED_OFF, timeout=30),
+        plans.append(Scenario("window", files["still"], WINDOW, timeout=limit))
+    if not ddpfix:
+        return [*plans, *([Scenario("window_flag", files["still"], [*WINDOW, *FLAG])] if ACCUMULATES else [])]
+    plans += [
+        Scenario("off", files["plain"], settings={"layerdrop": "off"}),
+        Scenario("frozen_unpatched", files["frozen"], settings={"speechbrain.frozen": "0"}, before=RECORD_FROZEN),
+        Scenario("refused", files["plain"], ["--find_unused_parameters=False"], timeout=30),
+        Scenario("rewritten", files["plain"], script=rewritten(folder)),
+        Scenario("switched_off", files["plain"], settings=SWITCHED_OFF, timeout=30),
     ]
-    if release >= Version("1.1.0"):
-        scenarios.append(Scenario("old_place", yamls["old_place"]))
-        scenarios.append(Scenario("frozen_old_place", yamls["frozen_old_place"], before=RECORD_FROZEN))
-    if ACCUMULATES:
-        scenarios.append(Scenario("window", yamls["still"], WINDOW))
-    return launch.train(scenarios, folder / "patched", ddpfix=True)
+    if TWO_PLACES:
+        plans.append(Scenario("old_place", files["old_place"]))
+        plans.append(Scenario("frozen_old_place", files["frozen_old_place"], before=RECORD_FROZEN))
+    return plans
+
+
+unpatched, patched = sides(launch.train, scenarios)
 
 
 def passed(results: List[Result]) -> None:
-    for result in results:
-        assert not result.hung and result.error is None, result.log[-3000:]
+    well(results)
     first = results[0]
     assert first.steps and all(result.steps == first.steps and result.lr == first.lr for result in results)
 
@@ -138,47 +127,48 @@ def test_unpatched_fails_in_the_second_step(unpatched: Results) -> None:
 
 
 @pytest.mark.patches("speechbrain.unused")
-def test_it_trains_and_ranks_skip_the_same_layers(patched: Results) -> None:
+def test_ranks_skip_the_same_layers(patched: Results) -> None:
     """That gradients are right then is shown in tests/layerdrop and tests/late, for each family of transformers."""
-    passed(patched["plain"])
-    # The small layer behind the encoder uses all of its parameters, and is not searched.
-    assert flags(patched["plain"]) == [(True, False)] * 2
     one, other = patched["plain"]
     assert one.ran == other.ran and len({tuple(layers) for layers in one.ran}) > 1
 
 
-@pytest.mark.patches("speechbrain.unused")
-def test_the_users_value_stays(patched: Results) -> None:
-    passed(patched["flag"])
-    assert flags(patched["flag"]) == [(True, True)] * 2
-    assert patched["flag"][0].steps == patched["plain"][0].steps
-
-
-@pytest.mark.patches("speechbrain.unused")
-def test_without_layerdrop_masked_spec_embed_is_enough_to_fail(unpatched: Results, patched: Results) -> None:
-    failed(unpatched["still"])
-    passed(patched["still"])
-    assert flags(patched["still"]) == [(False, False)] * 2
-    assert FINALIZED in patched["still"][0].log
-    passed(unpatched["flag"])
-    assert patched["still"][0].steps == unpatched["flag"][0].steps
+# By name: whether it fails without ddpfix, the flags of both models, the run that it equals, and what is said. The
+# small layer behind the encoder uses all of its parameters, and is not searched.
+TRAINS: Dict[str, Tuple[bool, Tuple[bool, bool], str, str]] = {
+    "plain": (True, (True, False), "patched flag", ""),
+    "flag": (False, (True, True), "patched plain", ""),
+    # There masked_spec_embed is enough to fail.
+    "still": (True, (False, False), "unpatched flag", FINALIZED),
+    # As the release trains a model without LayerDrop.
+    "off": (False, (False, False), "unpatched flag", ""),
+    "window": (True, (False, False), "unpatched window_flag", ""),
+    "rewritten": (False, (True, False), "patched plain", ""),
+    "old_place": (False, (True, False), "patched plain", ""),
+}
 
 
 @pytest.mark.patches("speechbrain.unused", "speechbrain.layerdrop")
-def test_layerdrop_off_trains_without_the_flag(unpatched: Results, patched: Results) -> None:
-    passed(patched["off"])
-    assert flags(patched["off"]) == [(False, False)] * 2
+@pytest.mark.parametrize("name", TRAINS)
+def test_it_trains(unpatched: Results, patched: Results, name: str) -> None:
+    if name not in patched:
+        pytest.skip("no accumulation before 0.5.12, one place of the wrappers before 1.1.0")
+    fails, given, reference, said = TRAINS[name]
+    if fails:
+        failed(unpatched[name])
+        assert flags(unpatched[name]) == [(False, False)] * 2
+    side, _, other = reference.partition(" ")
+    equal = (patched if side == "patched" else unpatched)[other]
+    passed(patched[name])
+    passed(equal)
+    assert flags(patched[name]) == [given] * 2
+    assert patched[name][0].steps == equal[0].steps
+    assert said in patched[name][0].log
+
+
+@pytest.mark.patches("speechbrain.unused", "speechbrain.layerdrop")
+def test_off_keeps_all_layers(patched: Results) -> None:
     assert all(len(layers) == 4 for layers in patched["off"][0].ran)
-    # As the release trains a model without LayerDrop.
-    assert patched["off"][0].steps == unpatched["flag"][0].steps
-
-
-@pytest.mark.patches("speechbrain.unused")
-@pytest.mark.skipif(not ACCUMULATES, reason="no accumulation before 0.5.12")
-def test_accumulation(unpatched: Results, patched: Results) -> None:
-    failed(unpatched["window"])
-    passed(patched["window"])
-    assert patched["window"][0].steps == unpatched["window_flag"][0].steps
 
 
 @pytest.mark.patches("speechbrain.unused")
@@ -186,22 +176,6 @@ def test_an_explicit_no_stays_and_is_logged(patched: Results) -> None:
     failed(patched["refused"])
     assert flags(patched["refused"]) == [(False, False)] * 2
     assert "find_unused_parameters=False is your own setting and stays" in patched["refused"][0].log
-
-
-@pytest.mark.patches("speechbrain.unused")
-def test_a_brain_that_rewrites_on_fit_start(patched: Results) -> None:
-    passed(patched["rewritten"])
-    assert flags(patched["rewritten"]) == [(True, False)] * 2
-    assert patched["rewritten"][0].steps == patched["plain"][0].steps
-
-
-@pytest.mark.patches("speechbrain.unused")
-@pytest.mark.skipif(release < Version("1.1.0"), reason="there is one place")
-def test_the_old_place_of_the_wrappers(patched: Results) -> None:
-    passed(patched["old_place"])
-    assert patched["old_place"][0].steps == patched["plain"][0].steps[: len(patched["old_place"][0].steps)]
-    passed(patched["frozen_old_place"])
-    assert set(patched["frozen_old_place"][0].notes["frozen_modes"]) == {False}
 
 
 @pytest.mark.patches("speechbrain.unused")
@@ -228,3 +202,6 @@ def test_a_frozen_extractor_keeps_all_of_its_layers(unpatched: Results, patched:
     notes = [results[0].notes for results in (unpatched["frozen"], patched["frozen"], patched["frozen_unpatched"])]
     assert [min(note["frozen_layers"]) < 4 for note in notes] == [True, False, True]
     assert [set(note["frozen_modes"]) for note in notes] == [{True}, {False}, {True}]
+    if TWO_PLACES:
+        passed(patched["frozen_old_place"])
+        assert set(patched["frozen_old_place"][0].notes["frozen_modes"]) == {False}

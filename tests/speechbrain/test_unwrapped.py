@@ -1,4 +1,7 @@
-"""Modules that DDP leaves out are equal on all ranks where SpeechBrain means them to be, or named: on real releases."""
+"""What DDP leaves out: modules that are equal on all ranks where SpeechBrain means it, and calls past a wrapper.
+
+Other calls past a wrapper, and those that stay where they are, are in tests/late/test_bypass.py.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,18 @@ import pytest
 import torch
 
 from tests.speechbrain import launch, tiny_recipe, tiny_runs
-from tests.speechbrain.tiny_runs import Side, end, since
+from tests.speechbrain.tiny_runs import Side, as_by_hand, by_hand, end, run, since
 
 SEEDS_BY_RANK = since("1.0.2", "1.0.3")
 BY_RANK = since("0", "1.0.3")
 NAMED = "copied target (Linear) from rank 0" if SEEDS_BY_RANK else "target (Linear) differs between ranks"
 STATISTICS = "normalize (InputNormalization, global): each rank keeps statistics"
+
+STEPS: List[List[tiny_runs.Micro]] = [[(0, 100)], [(1, 101)], [(2, 102)]] * 2
+# These clip before the backward, when there is no gradient yet; speechbrain.clipping fixes that.
+CLIPS_NOTHING = since("0.5.15", "1.0.0")
+# It is told once, by the first rank.
+SAID = "tiny_recipe.py:{} calls model without DDP, so its gradients would not be averaged"
 
 
 def scenarios(folder: Path) -> List[launch.Scenario]:
@@ -27,8 +36,11 @@ def scenarios(folder: Path) -> List[launch.Scenario]:
     typed = {"seeded": [], "apart": ["--apart=1.0"], "sentence": ["--norm_type=sentence"], "alike": []}
     files = {name: folder / ("alike.yaml" if name == "alike" else "frozen.yaml") for name in typed}
     return [
-        launch.Scenario(name, files[name], options=["--counts=2,2", *words], script=tiny_recipe.SCRIPT, timeout=30)
-        for name, words in typed.items()
+        *(
+            launch.Scenario(name, files[name], options=["--counts=2,2", *words], script=tiny_recipe.SCRIPT, timeout=30)
+            for name, words in typed.items()
+        ),
+        run(folder, "all", past="all", number_of_epochs=2, keep=False),
     ]
 
 
@@ -104,3 +116,22 @@ def test_statistics_by_rank_are_named(unpatched: Side, patched: Side) -> None:
     assert said(patched, "seeded", STATISTICS) == [int(BY_RANK), 0]
     assert said(patched, "sentence", "InputNormalization, ") == [0, 0]
     assert said(unpatched, "seeded", "InputNormalization, ") == [0, 0]
+
+
+def test_unpatched_replicas_part_in_silence(unpatched: Side) -> None:
+    where, runs = unpatched
+    assert tiny_runs.well(runs["all"])
+    first, second = runs["all"]
+    assert len(first.steps) == len(STEPS) and first.steps[0] != second.steps[0]
+    # Each rank has trained on its own batches alone.
+    alone: List[List[tiny_runs.Micro]] = [[(batch[0][0],)] for batch in STEPS]
+    assert tiny_runs.error(where, "all", by_hand(alone, clip=float("inf") if CLIPS_NOTHING else 5.0)) < 1e-6
+
+
+@pytest.mark.patches("speechbrain.bypass")
+def test_patched_it_trains_as_through_the_wrapper(patched: Side) -> None:
+    as_by_hand(patched, "all", STEPS)
+    lines = tiny_recipe.SCRIPT.read_text(encoding="utf-8").splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "return (self.hparams if" in text)
+    first, second = patched[1]["all"]
+    assert SAID.format(line) in first.log and "calls model without DDP" not in second.log

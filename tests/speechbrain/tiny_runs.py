@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-import pytest
 import torch
 from packaging.version import Version
 
 from tests.speechbrain import launch, recipes, tiny_recipe
+from tests.support import scenario
 
 RELEASE = recipes.release()
 # One micro-batch: the number of its input on each rank; None where a rank contributes nothing.
@@ -35,18 +35,11 @@ def run(folder: Path, name: str, options: Sequence[str] = (), **changes: Any) ->
     return launch.Scenario(name, file, options=[*typed, *options], script=tiny_recipe.SCRIPT, **known)
 
 
-def sides(plans: Callable[[Path, bool], List[launch.Scenario]]) -> Tuple[Any, Any]:
-    """The fixtures ``unpatched`` and ``patched`` of a module of tests: its scenarios without ddpfix, and with it."""
-
-    def side(name: str, ddpfix: bool) -> Any:
-        @pytest.fixture(scope="module", name=name)
-        def runs(tmp_path_factory: pytest.TempPathFactory) -> Side:
-            where = tmp_path_factory.mktemp(name)
-            return where, launch.train(plans(where, ddpfix), where, ddpfix=ddpfix)
-
-        return runs
-
-    return side("unpatched", False), side("patched", True)
+def sides(
+    plans: Callable[[Path, bool], List[launch.Scenario]], names: Tuple[str, str] = ("unpatched", "patched")
+) -> Tuple[Any, Any]:
+    """The fixtures of a module of tests: runs without ddpfix and with it, and where they were."""
+    return scenario.sides(lambda runs, where, ddpfix: (where, launch.train(runs, where, ddpfix)), plans, names)
 
 
 def end(folder: Path, name: str, rank: int) -> Dict[str, Any]:
@@ -65,22 +58,14 @@ def by_hand(steps: Sequence[Sequence[Micro]], lr: Any = 0.1, clip: float = 5.0) 
     """The weights after SGD steps, each on the mean over ranks and micro-batches of one input's squared output."""
     now = weights()
     for micros, rate in zip(steps, lr if isinstance(lr, list) else [lr] * len(steps)):
-        grads = [sum(parts) / len(micros) for parts in zip(*(_mean(now, micro) for micro in micros))]
+        weight, bias = now = [each.requires_grad_() for each in now]
+        outputs = [(micro, weight @ tiny_recipe.row(i) + bias) for micro in micros for i in micro if i is not None]
+        loss = sum((output.square().sum() / len(micro) for micro, output in outputs), torch.zeros(()))
+        grads = torch.autograd.grad(loss / len(micros), now)
         norm = torch.sqrt(sum((grad.square().sum() for grad in grads), torch.zeros(())))
         scale = min(1.0, clip / (float(norm) + 1e-6))
-        now = [weight - rate * scale * grad for weight, grad in zip(now, grads)]
+        now = [each.detach() - rate * scale * grad for each, grad in zip(now, grads)]
     return now
-
-
-def _mean(now: List[torch.Tensor], micro: Micro) -> List[torch.Tensor]:
-    total = [torch.zeros_like(weight) for weight in now]
-    for index in micro:
-        if index is not None:
-            x = tiny_recipe.row(index)
-            output = now[0] @ x + now[1]
-            total[0] += 2 * output * x
-            total[1] += 2 * output
-    return [part / len(micro) for part in total]
 
 
 def error(folder: Path, name: str, expected: List[torch.Tensor], rank: int = 0) -> float:

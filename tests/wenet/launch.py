@@ -13,12 +13,7 @@ RANK = Path(__file__).with_name("rank.py")
 def scenario(
     name: str, function: str, settings: Optional[Dict[str, str]] = None, timeout: float = 30, **plan: Any
 ) -> Any:
-    """One scenario.
-
-    Args:
-        function: a function of :mod:`tests.wenet.scenarios`.
-        settings: arguments of ``ddpfix.activate``; None is unpatched.
-    """
+    """One run of a function of :mod:`tests.wenet.scenarios`; settings are those of ``ddpfix.activate``, if any."""
     return {"name": name, "function": function, "settings": settings, "timeout": timeout, **plan}
 
 

@@ -7,12 +7,14 @@ import contextlib
 import os
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator
+from unittest import mock
 
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support import undo
 from tests.support.recorder import digest
 from tests.wenet import tiny_model
 
@@ -84,24 +86,17 @@ def idle(plan: Dict[str, Any], record: Record) -> None:
 def _wrapped(model: torch.nn.Module) -> Any:
     """3.0 and 3.1 insist on a GPU, for as long as this takes."""
     arguments = SimpleNamespace(train_engine="torch_ddp", fp16_grad_sync=False, device="cpu")
-    original_init, original_cuda, there = (
-        DistributedDataParallel.__init__,
-        torch.nn.Module.cuda,
-        torch.cuda.is_available,
-    )
+    original, there = DistributedDataParallel.__init__, torch.cuda.is_available
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        torch.cuda.is_available = there
-        original_init(self, *args, **kwargs)
+        with mock.patch("torch.cuda.is_available", there):
+            original(self, *args, **kwargs)
 
-    torch.cuda.is_available = lambda: True
-    torch.nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign]
-    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch("torch.cuda.is_available", lambda: True))
+        stack.enter_context(mock.patch.object(torch.nn.Module, "cuda", lambda self, device=None: self))
+        stack.enter_context(mock.patch.object(DistributedDataParallel, "__init__", init))
         return import_module("wenet.utils.train_utils").wrap_cuda_model(arguments, model)[0]
-    finally:
-        torch.nn.Module.cuda, torch.cuda.is_available = original_cuda, there  # type: ignore[method-assign]
-        DistributedDataParallel.__init__ = original_init  # type: ignore[method-assign]
 
 
 def flags(plan: Dict[str, Any], record: Record) -> None:
@@ -120,19 +115,18 @@ def undone(plan: Dict[str, Any], record: Record) -> None:
     """Whether everything is what it was after ddpfix was switched on and off again, and something else in between."""
     import ddpfix
 
-    owners: List[Any] = [import_module(name) for name in plan["modules"]]
-    owners += [value for owner in list(owners) for value in vars(owner).values() if isinstance(value, type)]
-    before = [dict(vars(owner)) for owner in owners]
+    undo.imported(plan["modules"])
+    before = undo.snapshot("wenet")
     ddpfix.activate(**plan["arguments"])
     record["applied"] = sorted(p.id for p in ddpfix.report().patches if p.state == "applied" and p.toolkit == "wenet")
     record["failed"] = [p.id for p in ddpfix.report().patches if p.state == "failed"]
-    record["changed"] = sum(_differ(vars(owner), was) for owner, was in zip(owners, before))
+    record["changed"] = _differing(before, undo.snapshot("wenet"))
     record["problems"] = ddpfix.deactivate()
-    record["left"] = sum(_differ(vars(owner), was) for owner, was in zip(owners, before))
+    record["left"] = _differing(before, undo.snapshot("wenet"))
 
 
-def _differ(now: Any, was: Dict[str, Any]) -> bool:
-    return now.keys() != was.keys() or any(now[name] is not value for name, value in was.items())
+def _differing(before: Dict[undo.Key, Any], now: Dict[undo.Key, Any]) -> int:
+    return sum(before.get(key) is not now.get(key) for key in {**before, **now})
 
 
 FUNCTIONS = {function.__name__: function for function in (depth, idle, flags, undone)}

@@ -1,4 +1,4 @@
-"""``--override_config``: what is given arrives, or the run ends and says what is accepted.
+"""What is given to ``--override_config`` arrives, or the run ends and says what is accepted; a False is one.
 
 ``wenet/utils/config.py`` needs nothing of WeNet, so that of every tree is loaded here, one beside the other.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, List
 
 import pytest
 from ddpfix.patches.wenet import overrides
 
 from ddpfix.patching.site import Site
-from tests.wenet import trees
+from tests.wenet import launch, trees
 
 pytestmark = pytest.mark.patches("wenet.overrides")
 
@@ -165,3 +166,34 @@ def test_what_means_nothing_ends_the_run(item: str, ours: ModuleType) -> None:
 def test_several_are_applied_in_order(ours: ModuleType) -> None:
     result = given(ours, "accum_grad 2", "new.a 1", "new.b=2", "accum_grad=4")
     assert result["accum_grad"] == 4 and result["new"] == {"a": 1, "b": 2}
+
+
+WORDS = ["True", "true", "1", "yes", "False", "false", "0", "no", "OFF", "", "maybe"]
+INTENDED = {word: word.lower() in ("true", "1", "yes") for word in WORDS if word != "maybe"}
+
+
+@pytest.fixture(scope="module", params=trees.every(("v3",), trees.since("v3.1.0")))
+def results(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
+    tree: Path = request.param
+    scenarios = [
+        launch.scenario("unpatched", "flags", words=WORDS),
+        launch.scenario("ours", "flags", {"overrides": "apply"}, words=WORDS),
+        launch.scenario("off", "flags", {"overrides": "off"}, words=WORDS),
+    ]
+    return launch.run(tree, scenarios, tmp_path_factory.mktemp("flags"))
+
+
+def test_unpatched_takes_every_word_for_true(results: Dict[str, List[Any]]) -> None:
+    for name in ("unpatched", "off"):
+        assert {word: results[name][0][word] for word in WORDS} == {word: [bool(word), bool(word), 8] for word in WORDS}
+
+
+def test_words_mean_what_they_say(results: Dict[str, List[Any]]) -> None:
+    for rank in results["ours"]:
+        assert {word: rank[word] for word in INTENDED} == {
+            word: [intended, intended, 8] for word, intended in INTENDED.items()
+        }
+        assert rank["maybe"] == "error"
+        assert (
+            "argument --use_lora: 'maybe' is neither true nor false. Use one of true, yes, on, 1, false" in rank["log"]
+        )

@@ -67,28 +67,33 @@ def test_unpatched_fails_or_hangs(runs: Runs) -> None:
         assert all("has no attribute 'options'" in error for error in runs.unpatched["fsdp"].errors)
 
 
+# By name: the counts of the ranks, the epochs, what each rank trains in an epoch, and what is said. Batch 0 is the
+# smallest one of the first rank; one that has none is lent the other's.
+EVENED: Dict[str, Any] = {
+    **dict.fromkeys(
+        ("uneven", "pipe"),
+        (
+            (3, 5),
+            2,
+            [[0, 1, 2, 0, 0], [100, 101, 102, 103, 104]],
+            "had 3 to 5 batches in this epoch: each took 5 steps",
+        ),
+    ),
+    "step_mode": ((3, 5), 1, [None, [100, 101, 102, 103, 104]], ""),
+    "three": ((2, 4, 3), 1, [None, [100, 101, 102, 103], None], ""),
+    "nothing": ((0, 3), 1, [[100, 100, 100], [100, 101, 102]], "ranks [0] have no batch at all in this epoch"),
+}
+
+
 @pytest.mark.patches("wenet.uneven")
-@pytest.mark.parametrize("name", ["uneven", "pipe"])
+@pytest.mark.parametrize("name", EVENED)
 def test_a_rank_that_is_done_adds_zeros_until_the_last_one_is(runs: Runs, name: str) -> None:
-    assert runs.as_by_hand(name, trained((3, 5)), rounds=2)
-    first, second = runs[name].of("trained")
-    assert second == [100, 101, 102, 103, 104] * 2
-    # Batch 0 is the smallest one of that rank.
-    assert first == [0, 1, 2, 0, 0] * 2
-    assert "ranks had 3 to 5 batches in this epoch: each took 5 steps" in runs[name].logs[0]
-
-
-@pytest.mark.patches("wenet.uneven")
-def test_three_ranks(runs: Runs) -> None:
-    assert runs.as_by_hand("three", trained((2, 4, 3)))
-    assert [len(batches) for batches in runs["three"].of("trained")] == [4, 4, 4]
-
-
-@pytest.mark.patches("wenet.uneven")
-def test_a_rank_without_a_batch_is_lent_one(runs: Runs) -> None:
-    assert runs.as_by_hand("nothing", trained((0, 3)))
-    assert runs["nothing"].of("trained") == [[100, 100, 100], [100, 101, 102]]
-    assert "ranks [0] have no batch at all in this epoch" in runs["nothing"].logs[0]
+    counts, rounds, expected, said = EVENED[name]
+    assert runs.as_by_hand(name, trained(counts), rounds=rounds)
+    for own, batches in zip(runs[name].of("trained"), expected):
+        assert len(own) == max(counts) * rounds
+        assert batches is None or own == batches * rounds
+    assert said in runs[name].logs[0]
 
 
 @pytest.mark.patches("wenet.uneven")
@@ -108,12 +113,6 @@ def test_all_stop_at_the_shortest(runs: Runs, name: str) -> None:
 def test_to_stop_before_the_first_step_is_an_error_on_all_ranks(runs: Runs, name: str) -> None:
     assert all("1 of 2 ranks have no batch at all" in error for error in runs[name].errors)
     assert runs[name].of("trained") == [[], []]
-
-
-@pytest.mark.patches("wenet.uneven")
-def test_step_mode_validates_and_drops_nothing(runs: Runs) -> None:
-    assert runs.as_by_hand("step_mode", trained((3, 5)))
-    assert runs["step_mode"].of("trained")[1] == [100, 101, 102, 103, 104]
 
 
 @pytest.mark.patches("wenet.validation")

@@ -7,35 +7,29 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from tests.support import pool, scenario
-from tests.wenet import launch
+from tests.wenet import launch, uneven_tiny_model
 
 SIZE = 3
 
 
 @dataclass
 class Scenario(scenario.Scenario):
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        counts: batches of each rank in an epoch; as many ranks as there are numbers.
-        save_interval: steps from one validation to the next (step mode, from 3.0.0 on); 0 is epoch mode.
-        empty: numbers of batches that have no utterance (rank 1's begin at 100).
-        fail: what goes wrong: {"rank", "at": number of the batch, "where": loader, worker, slow (a loader)}.
-        workers: processes of the data loader, whose iterator is then a collective (it has an IterDataPipe) and which
-            serves all epochs.
-        alive: seconds for which a rank's process goes on after an error, as one does that has something to clean up.
-    """
-
-    counts: Sequence[int] = (3, 5)
+    counts: Sequence[int] = (3, 5)  # batches of each rank in an epoch; as many ranks as there are numbers
     cv: Sequence[int] = (1, 1, 1)
     settings: Optional[Dict[str, str]] = None
     epochs: int = 1
     accum: int = 1
-    save_interval: int = 0
-    empty: Sequence[int] = ()
+    save_interval: int = 0  # steps from one validation to the next (step mode, from 3.0.0 on); 0 is epoch mode
+    empty: Sequence[int] = ()  # numbers of batches that have no utterance (rank 1's begin at 100)
+    # What goes wrong: {"rank", "at": number of the batch, "where": loader, worker, slow (a loader)}.
     fail: Optional[Dict[str, Any]] = None
+    # Processes of the data loader, whose iterator is then a collective (it has an IterDataPipe) and which serves all
+    # epochs.
     workers: int = 0
     engine: str = "torch_ddp"
+    # Seconds for which a rank's process goes on after an error, as one does that has something to clean up.
     alive: float = 0
     timeout: float = 20
     function: str = "uneven"
@@ -106,9 +100,8 @@ def train(tree: Path, scenarios: Sequence[Scenario], folder: Path) -> Dict[str, 
 
 
 def era(tree: Path) -> int:
-    """What the Executor does about uneven data: 1 nothing, 2 ``model.join``, 3 also ``wenet_join`` and step mode."""
-    text = (tree / "wenet" / "utils" / "executor.py").read_text()
-    return 3 if "wenet_join" in text else 2 if "model.join" in text else 1
+    """What the tree's Executor does about uneven data."""
+    return uneven_tiny_model.era((tree / "wenet" / "utils" / "executor.py").read_text())
 
 
 def shards(tree: Path) -> bool:

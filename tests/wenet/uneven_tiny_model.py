@@ -11,9 +11,9 @@ from typing import Any, Dict, Iterator, List, Optional
 import torch
 
 
-def era() -> int:
-    """1: nothing about uneven data; 2: ``model.join``; 3: also ``wenet_join``, and validation in step mode."""
-    text = inspect.getsource(import_module("wenet.utils.executor"))
+def era(text: str = "") -> int:
+    """By an Executor's text: 1 nothing about uneven data; 2 ``model.join``; 3 also ``wenet_join``, and step mode."""
+    text = text or inspect.getsource(import_module("wenet.utils.executor"))
     return 3 if "wenet_join" in text else 2 if "model.join" in text else 1
 
 
