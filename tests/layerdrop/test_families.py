@@ -6,16 +6,15 @@ The reference does not go through ddpfix: it is the unpatched code, with draws s
 from __future__ import annotations
 
 import importlib
-import random
 from typing import Any, Dict, List, Tuple
 
-import numpy as np
 import pytest
 import torch
 from ddpfix.patches.common import layerdrop
 
 from ddpfix.layerdrop import cover, training
 from ddpfix.patching.site import Site
+from tests.skipping.built import seed, streams
 from tests.support import zoo
 from tests.support.decided import decided
 
@@ -53,18 +52,6 @@ def run(entry: zoo.TinyModel, model: torch.nn.Module) -> Tuple[torch.Tensor, Dic
     return loss.detach(), gradients(model)
 
 
-def states() -> Tuple[Any, ...]:
-    state: Any = np.random.get_state()
-    kind, keys, position, *_ = state
-    return torch.get_rng_state().tolist(), (kind, keys.tolist(), position), random.getstate()
-
-
-def seed_everything() -> None:
-    torch.manual_seed(7)
-    np.random.seed(7)
-    random.seed(7)
-
-
 def test_every_class_that_draws_is_covered(site: Site) -> None:
     missed = []
     for module_name, classes in zoo.drawing_classes().items():
@@ -84,10 +71,10 @@ def test_equals_stock_with_the_same_decisions(
 ) -> None:
     model = covered(site, entry)
     decisions = decided([], monkeypatch.setattr)
-    for seed in range(3):
+    for number in range(3):
         decisions.clear()
         model.zero_grad(set_to_none=True)
-        replica = training.Replica(model, seed)
+        replica = training.Replica(model, number)
         with training.step(replica) as step:
             loss, grads = run(entry, model)
         assert decisions, "nothing was drawn"
@@ -120,17 +107,17 @@ def test_generators_advance_as_unpatched(entry: zoo.TinyModel, site: Site) -> No
     """Within the forward of a wrapped model, and outside of one, where the toolkit decides."""
     model = entry.build()
     batch = entry.batch()
-    seed_everything()
+    seed(7)
     loss = entry.loss(model(**batch))
-    expected = states()
+    expected = streams()
     layerdrop.in_modules(site, importlib.import_module(entry.module()), None)
-    seed_everything()
-    assert torch.equal(entry.loss(model(**batch)), loss) and states() == expected
-    seed_everything()
+    seed(7)
+    assert torch.equal(entry.loss(model(**batch)), loss) and streams() == expected
+    seed(7)
     with training.step(training.Replica(model, 3)) as step:
         model(**batch)
     assert step.calls, "no class of ours was called"
-    assert states() == expected
+    assert streams() == expected
 
 
 @named(ENTRIES)

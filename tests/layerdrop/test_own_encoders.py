@@ -6,7 +6,6 @@ import random
 from types import FunctionType
 from typing import Any, List, Tuple
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,19 +13,11 @@ from torch import nn
 from ddpfix.layerdrop import cover, everywhere, training
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
+from tests.skipping import built
+from tests.skipping.shapes import Block, Encoder
 
 pytestmark = pytest.mark.patches("torch.flag", "transformers.layerdrop")
 SHARE = everywhere.share
-
-
-class Encoder(nn.Module):
-    """What the encoders below have in common."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
-        self.noted: List[Any] = []
 
 
 class Gain(Encoder):
@@ -42,6 +33,8 @@ class Gain(Encoder):
 class Twice(Encoder):
     """Its layers have two turns in a forward, and each turn a decision of its own."""
 
+    noted: List[Any] = []
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(2):
             for layer in self.layers:
@@ -50,12 +43,6 @@ class Twice(Encoder):
                 self.noted.append(layer)
                 x = torch.tanh(layer(x))
         return x
-
-
-def seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
 
 
 def test_a_layer_that_ran_in_another_turn_was_not_skipped(site: Site) -> None:
@@ -73,17 +60,6 @@ def test_a_layer_that_ran_in_another_turn_was_not_skipped(site: Site) -> None:
     assert found == set(range(6))
 
 
-class Block(nn.Module):
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate, self.inner = rate, nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and torch.rand(1).item() < self.rate:
-            return x
-        return torch.tanh(self.inner(x))
-
-
 @pytest.mark.parametrize(
     ("kinds", "shared"), [((Block,) * 3, True), ((Block,), False), ((Block, nn.Dropout, Block), False)]
 )
@@ -91,12 +67,12 @@ def test_a_module_that_draws_for_itself_is_a_layer_among_others_of_its_class(
     site: Site, kinds: Tuple[type, ...], shared: bool
 ) -> None:
     everywhere.in_models(site, SHARE)
-    model = nn.Sequential(nn.Sequential(*(kind(0.5) for kind in kinds)), nn.Linear(4, 4)).train()
+    model = nn.Sequential(nn.Sequential(*(kind() for kind in kinds)), nn.Linear(4, 4)).train()
     wrap_hooks.run_before_wrap(model)
     assert (Block in cover.COVERED) is shared and bool(cover.active(model)) is shared
     patterns = []
     for seed in (1, 2):
-        seed_all(seed)
+        built.seed(seed)
         replica, skips = training.Replica(model, 5), []
         for _ in range(20):
             with training.step(replica) as step:

@@ -21,6 +21,7 @@ from ddpfix import log
 from ddpfix.layerdrop import cover, training
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import Site
+from tests.ranks.own import OwnSource
 from tests.skipping.shapes import CountedList
 from tests.support import zoo
 
@@ -46,21 +47,6 @@ class OwnStack(nn.Module):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             if self.training and random.random() < self.layerdrop:
-                continue
-            states = block(states)
-        return states
-
-
-class LocalSource(OwnStack):
-    """Draws from a generator of its own, which may be the program's way to have ranks agree."""
-
-    def __init__(self) -> None:
-        super().__init__(0.5)
-        self.dice = random.Random(3)
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            if self.training and self.dice.random() < self.layerdrop:
                 continue
             states = block(states)
         return states
@@ -127,7 +113,7 @@ def test_a_subclass_with_its_own_forward_is_found(site: Site) -> None:
 
 
 @pytest.mark.patches("torch.flag")
-@pytest.mark.parametrize("kind", [LocalSource, CountedList])
+@pytest.mark.parametrize("kind", [OwnSource, CountedList])
 def test_a_class_that_cannot_be_covered_is_named(site: Site, lines: List[str], kind: Any) -> None:
     model = kind().train()
     wrapped(site, model)
