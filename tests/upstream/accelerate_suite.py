@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Dict, List, Sequence
 
@@ -24,15 +22,11 @@ def names(pattern: str = "") -> List[str]:
 
 def run(tests: Sequence[str], more: Dict[str, str], limit: float = LIMIT) -> Dict[str, Outcome]:
     """The outcome of each script with these environment variables."""
-    return {name: _script(name, more, limit) for name in tests}
-
-
-def _script(name: str, more: Dict[str, str], limit: float) -> Outcome:
-    spec = find_spec("accelerate.test_utils.scripts")
-    assert spec is not None and spec.origin is not None
-    path = Path(spec.origin).with_name(f"{name}.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(path)]
-    begun = time.monotonic()
-    code, output = ranks.run(command, ranks.environment({"ACCELERATE_USE_CPU": "1", **more}), Path.cwd(), limit)
-    word = {0: "passed", 124: "hung"}.get(code, "failed")
-    return Outcome(word, round(time.monotonic() - begun, 2), "" if code == 0 else output[-6000:])
+    found, environ = {}, ranks.environment({"ACCELERATE_USE_CPU": "1", **more})
+    for name in tests:
+        begun = time.monotonic()
+        command = [*ranks.elastic(2), "-m", f"accelerate.test_utils.scripts.{name}"]
+        code, output = ranks.run(command, environ, Path.cwd(), limit)
+        word = {0: "passed", ranks.OVERDUE: "hung"}.get(code, "failed")
+        found[name] = Outcome(word, round(time.monotonic() - begun, 2), "" if code == 0 else output[-6000:])
+    return found

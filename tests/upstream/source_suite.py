@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -9,7 +10,6 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Dict, List, Sequence, Set, Tuple
-from xml.etree import ElementTree
 
 from packaging.version import Version
 
@@ -19,7 +19,7 @@ from tests.upstream.outcomes import Outcome
 from tests.upstream.sources import LEFT_OUT, Source
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
-OPTIONS = ("-q", "-n", "1", "-p", "no:cacheprovider", "-p", "upstream_applied", "-o", "junit_family=xunit1")
+OPTIONS = ("-q", "-n", "1", "-p", "no:cacheprovider", "-p", "upstream_applied")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -50,7 +50,7 @@ class SourceSuite:
             copy(checkout / part, folder / part)
         if source.place:
             (folder / source.place).parent.mkdir(parents=True, exist_ok=True)
-            (folder / source.place).symlink_to(installed_folder(source.package))
+            (folder / source.place).symlink_to(next(detect.folders(source.package)))
         self.applied: Set[str] = set()
         self.seconds: Dict[str, float] = {}
 
@@ -71,16 +71,15 @@ class SourceSuite:
         """
         left_out = " and ".join(f"not {part}" for part in LEFT_OUT[self.source.package])
         with tempfile.TemporaryDirectory(prefix="ddpfix-upstream-") as place:
-            report, applied = Path(place) / "report.xml", Path(place) / "applied"
-            applied.mkdir()
-            words = [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={report}", *names]
-            words += ["-k", left_out] if left_out else []
-            own = {"UPSTREAM_APPLIED": str(applied), "PYTHONPATH": os.pathsep.join(map(str, self.paths))}
+            words = [sys.executable, "-m", "pytest", *OPTIONS, *names, *(["-k", left_out] if left_out else [])]
+            own = {"UPSTREAM_FOLDER": place, "PYTHONPATH": os.pathsep.join(map(str, self.paths))}
             code, output = ranks.run(words, ranks.environment({**OFFLINE, **own, **more}), self.folder, limit)
-            for path in applied.iterdir():
+            for path in Path(place).glob("*.applied"):
                 self.applied.update(path.read_text(encoding="utf-8").split())
-            if report.exists():
-                return read(report)
+            found = Path(place) / "found.json"
+            if found.exists():
+                told = json.loads(found.read_text(encoding="utf-8"))
+                return {name: Outcome(*each) for name, each in told.items()}
             word = "hung" if code == ranks.OVERDUE else "failed"
             return {name: Outcome(word, limit, output[-3000:]) for name in names}
 
@@ -110,11 +109,6 @@ def version_of_tree(package: str, checkout: Path) -> str:
     return str(found)
 
 
-def installed_folder(package: str) -> Path:
-    """Where a package is installed, which is not imported for it."""
-    return next(detect.folders(package))
-
-
 def version_of(path: Path) -> str:
     """The version that a file has: the file itself, or what it gives ``__version__``."""
     text = path.read_text(encoding="utf-8")
@@ -124,28 +118,7 @@ def version_of(path: Path) -> str:
 
 def copy(source: Path, target: Path) -> None:
     if source.is_dir():
-        shutil.copytree(str(source), str(target), symlinks=True)
+        shutil.copytree(source, target, symlinks=True)
     elif source.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(str(source), str(target))
-
-
-def read(report: Path) -> Dict[str, Outcome]:
-    """The outcomes in a report of pytest (JUnit's XML), by FILE::CLASS::TEST."""
-    found = {}
-    for case in ElementTree.parse(str(report)).iter("testcase"):
-        module = case.get("classname", "")
-        file = case.get("file") or module.replace(".", "/") + ".py"
-        # The class stands behind the module's name.
-        classes = module[len(file[: -len(".py")]) :].strip(".")
-        found["::".join(filter(None, [file, classes.replace(".", "::"), case.get("name")]))] = _outcome(case)
-    return found
-
-
-def _outcome(case: ElementTree.Element) -> Outcome:
-    seconds = round(float(case.get("time", "0")), 2)
-    for tag, word in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
-        told = case.find(tag)
-        if told is not None:
-            return Outcome(word, seconds, (told.get("message") or told.text or "")[-3000:])
-    return Outcome("passed", seconds)
+        shutil.copy(source, target)

@@ -27,6 +27,8 @@ def test_neither(): assert False
 @pytest.mark.parametrize("value", ["a", "b"])
 def test_each(value): assert value == "a" or "DDPFIX" in os.environ
 def test_left_out(): os._exit(1)
+@pytest.mark.skip
+def test_marked(): pass
 class TestMore(unittest.TestCase):
     def test_skipped(self): self.skipTest("because")
 """
@@ -54,7 +56,7 @@ def test_what_is_worse_under_ddpfix_is_found_and_written(checkout: Path, tmp_pat
         "tests/test_one.py::test_each[b]": {STOCK: "failed", "auto": "passed"},
         "tests/test_one.py::test_only_stock": {STOCK: "passed", "auto": "failed"},
     }
-    counts = {"passed": 3, "failed": 2, "skipped": 1}
+    counts = {"passed": 3, "failed": 2, "skipped": 2}
     assert found["files"] == {"tests/test_one.py": {STOCK: counts, "auto": counts}}
     # Only the patched run had them.
     assert any(name.startswith("torch.") for name in found["applied"]) and found["not_run"] == []

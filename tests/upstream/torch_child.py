@@ -6,6 +6,7 @@ a tenth of the time.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import time
@@ -13,7 +14,7 @@ import unittest
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, List, Optional, TextIO, Tuple, Type, Union
+from typing import Any, List, TextIO, Tuple, Type, Union
 
 import torch
 from torch.testing._internal import common_distributed
@@ -40,14 +41,15 @@ def names() -> List[str]:
 
 
 class Record(unittest.TestResult):
-    """Writes one line a test into a file, at its end."""
+    """Writes one line a test into a file, at its end; a test that takes much too long ends this process."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, limit: float) -> None:
         super().__init__()
-        self.file, self.begun = file, 0.0
+        self.file, self.limit, self.begun = file, limit, 0.0
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
+        faulthandler.dump_traceback_later(2 * self.limit + 60, exit=True)
         self.begun = time.monotonic()
 
     def addSuccess(self, test: unittest.TestCase) -> None:
@@ -57,15 +59,10 @@ class Record(unittest.TestResult):
         self._write(test, "skipped", reason)
 
     def addFailure(self, test: unittest.TestCase, err: ErrorInfo) -> None:
-        self._failed(test, err[1])
+        text = f"{type(err[1]).__name__}: {err[1]}"
+        self._write(test, "hung" if "terminated or timed out" in text else "failed", text)
 
-    def addError(self, test: unittest.TestCase, err: ErrorInfo) -> None:
-        self._failed(test, err[1])
-
-    def _failed(self, test: unittest.TestCase, error: Optional[BaseException]) -> None:
-        text = f"{type(error).__name__}: {error}"
-        hung = "terminated or timed out" in text
-        self._write(test, "hung" if hung else "failed", text)
+    addError = addFailure
 
     def _write(self, test: unittest.TestCase, word: str, text: str = "") -> None:
         outcome = Outcome(word, round(time.monotonic() - self.begun, 2), text[-6000:])
@@ -78,7 +75,7 @@ def main(record: str, limit: str, *tests: str) -> None:
     common: Any = common_distributed
     common.get_timeout = lambda _: float(limit)
     with Path(record).open("a") as file, on_cpu():
-        unittest.TestSuite(Forked(name) for name in tests).run(Record(file))
+        unittest.TestSuite(Forked(name) for name in tests).run(Record(file, float(limit)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Dict, List, Sequence
 
@@ -59,44 +58,19 @@ def environment(more: Dict[str, str]) -> Dict[str, str]:
 
 def run(tests: Sequence[str], more: Dict[str, str], limit: float = LIMIT) -> Dict[str, Outcome]:
     """The outcome of each test (a method) with these environment variables, within so many seconds each."""
+    found: Dict[str, Outcome] = {}
+    left = list(tests)
     with tempfile.TemporaryDirectory(prefix="ddpfix-upstream-") as folder:
-        found: Dict[str, Outcome] = {}
-        left = list(tests)
+        environ, record = environment({**more, "TEMP_DIR": folder}), Path(folder, "found.jsonl")
         while left:
-            found.update(_child(left, environment({**more, "TEMP_DIR": folder}), Path(folder), limit))
+            record.write_text("")
+            command = [sys.executable, "-m", "tests.upstream.torch_child", str(record), str(limit), *left]
+            # It ends by itself where a test takes much longer than it may.
+            _, output = ranks.once(command, environ, ranks.ROOT, len(left) * 3 * limit)
+            for line in map(json.loads, record.read_text().splitlines()):
+                found[line["name"]] = Outcome(**line["outcome"])
             # A process that ends in the midst of a test has written nothing for it, and the rest is for a new one.
             left = [name for name in left if name not in found]
             if left:
-                found[left[0]] = Outcome("failed", 0.0, "the process of the tests ended\n" + _end_of(Path(folder)))
-                del left[0]
-        return {name: found[name] for name in tests}
-
-
-def _child(tests: Sequence[str], environ: Dict[str, str], folder: Path, limit: float) -> Dict[str, Outcome]:
-    record = folder / "found.jsonl"
-    record.write_text("")
-    command = [sys.executable, "-m", "tests.upstream.torch_child", str(record), str(limit), *tests]
-    with (folder / "screen").open("w") as screen:
-        child = subprocess.Popen(command, env=environ, cwd=ranks.ROOT, stdout=screen, stderr=subprocess.STDOUT)
-        try:
-            _wait(child, record, limit)
-        finally:
-            child.kill()
-            child.wait()
-    return {line["name"]: Outcome(**line["outcome"]) for line in map(json.loads, record.read_text().splitlines())}
-
-
-def _wait(child: subprocess.Popen[bytes], record: Path, limit: float) -> None:
-    """Wait for the end; a process that has nothing to tell for much longer than a test may take is given up."""
-    told, since = 0, time.monotonic()
-    while child.poll() is None:
-        size = record.stat().st_size
-        if size != told:
-            told, since = size, time.monotonic()
-        if time.monotonic() - since > 2 * limit + 60:
-            return
-        time.sleep(0.2)
-
-
-def _end_of(folder: Path) -> str:
-    return (folder / "screen").read_text(errors="replace")[-2000:]
+                found[left.pop(0)] = Outcome("failed", 0.0, f"the process of the tests ended\n{output[-2000:]}")
+    return {name: found[name] for name in tests}
