@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.gpu import card, modes, programs, training, world
+from tests.gpu import card, programs, training, world
 from tests.gpu.cells import BOTH, LATE
 from tests.support import recorder
 
@@ -88,7 +88,7 @@ def how(kind: str, device: torch.device) -> Dict[str, Any]:
 def built(kind: str, device: torch.device) -> Any:
     """Return the wrapped model, and the device of what it is given."""
     if kind != BOTH:
-        return training.wrapped(programs.stack(6), modes.MODES["plain"]), device
+        return training.wrapped(programs.stack(6), training.MODES["plain"]), device
     first, second = (torch.device("cuda", 0), torch.device("cuda", 1)) if device.type == "cuda" else (device, device)
     return DistributedDataParallel(programs.Apart(programs.stack(3).to(first), programs.stack(3).to(second))), first
 

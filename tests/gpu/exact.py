@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from tests.gpu import models, training, world
-from tests.gpu.modes import MODES, Mode, active
+from tests.gpu.sections import most
+from tests.gpu.training import MODES, Mode, active
 from tests.sharded import wraps
 from tests.support import recorder
 
@@ -107,7 +108,7 @@ class Exact:
         # Gradients are looked at after the optimizer's step, when every mode has reduced them.
         if not overflow:
             gradients = [p.grad for p in self.mine.inner.parameters()]
-            self.found["gradient"] = max(self.found["gradient"], _apart(gradients, expected))
+            self.found["gradient"] = most([self.found["gradient"], _apart(gradients, expected)])
         self.found["scales"].append(self.mine.scale)
         self.look(ran)
 
@@ -132,8 +133,8 @@ class Exact:
         self.found["finite"] = self.found["finite"] and all(bool(torch.isfinite(p).all()) for p in mine)
         self.found["steps"].append(recorder.digest(mine))
         self.found["same"] += self.found["steps"][-1] == recorder.digest(others)
-        apart = max(float((one - other).detach().abs().max()) for one, other in zip(mine, others))
-        self.found["parameters"] = max(self.found["parameters"], apart)
+        apart = [float((one - other).detach().abs().max()) for one, other in zip(mine, others)]
+        self.found["parameters"] = most([self.found["parameters"], *apart])
         self.found["ran"].append(ran)
         self.found["known"] = self.found["known"] and _known(self.mine.model, ran[-1])
 
@@ -147,13 +148,8 @@ def forward(model: nn.Module, name: str, number: int, options: Dict[str, Any]) -
 def _apart(found: List[Optional[torch.Tensor]], expected: List[torch.Tensor]) -> float:
     """The largest difference, as a part of the largest number in the same gradient."""
     floor = _FLOOR * max(float(each.abs().max()) for each in expected)
-    worst = 0.0
-    for mine, other in zip(found, expected):
-        difference = float((other if mine is None else mine - other).abs().max())
-        # What is not a number must not pass for small.
-        part = difference / max(float(other.abs().max()), floor)
-        worst = part if not part <= worst else worst
-    return worst
+    pairs = [(other if mine is None else mine - other, other) for mine, other in zip(found, expected)]
+    return most(float(apart.abs().max()) / max(float(other.abs().max()), floor) for apart, other in pairs)
 
 
 def _known(model: Any, ran: List[str]) -> bool:

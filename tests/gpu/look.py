@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from tests.gpu import card, syncs, training, world
-from tests.gpu.modes import active
 
 _MB = 2**20
 # Of the card, for the looks after the first two steps.
@@ -31,7 +30,7 @@ def run(cell: Dict[str, Any]) -> Dict[str, Any]:
 def _peak(name: str, rows: int) -> Dict[str, Any]:
     world.release()
     copies = 0
-    with active(name) as mode:
+    with training.active(name) as mode:
         torch.manual_seed(5)
         inner = nn.Embedding(rows, _ROW, device=world.device(), dtype=torch.bfloat16)
         model = training.wrapped(inner, mode, 25.0)

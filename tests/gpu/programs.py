@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from tests.gpu import card, models, syncs, world
-from tests.gpu.modes import Mode, active
-from tests.gpu.training import wrapped
+from tests.gpu.training import Mode, active, wrapped
 from tests.support import recorder
 
 WIDTH = 16

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import median
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 from tests.gpu.launch import Outcome
-from tests.gpu.modes import MODES
 
 # Relative differences of gradients.
 EXACT, HALF = 1e-6, 1e-3
@@ -51,7 +50,7 @@ def _one(each: Outcome, row: Row, wrong: Wrong, named: Sequence[str] = ()) -> Li
 
 
 def _of_ddpfix(each: Outcome) -> bool:
-    return MODES[each.cell.mode].settings is not None
+    return each.cell.mode not in ("plain", "flag")
 
 
 def _equal(each: Outcome, name: str) -> bool:
@@ -59,9 +58,9 @@ def _equal(each: Outcome, name: str) -> bool:
     return all(one[name] == each.found[0][name] for one in each.found)
 
 
-def _worst(each: Outcome, name: str) -> float:
-    # What is not a number must not pass for small.
-    return float(max((one[name] for one in each.found), key=lambda value: (value != value, value)))
+def most(numbers: Iterable[float]) -> float:
+    """The largest number; what is none must not pass for small."""
+    return float(max(numbers, key=lambda value: (value != value, value)))
 
 
 def _yes(truth: Any) -> str:
@@ -75,16 +74,15 @@ def _exact(each: Outcome, _: Others) -> List[Seen]:
     by_batch = each.cell.model == "branches"
     row = {"flag": _yes(first["flag"]), "ranks equal": _yes(_equal(each, "steps"))}
     row.update({"layers alike": "by batch" if by_batch else _yes(_equal(each, "ran"))})
-    row["gradient"] = f"{_worst(each, 'gradient'):.1e}"
+    row["gradient"] = f"{most(one['gradient'] for one in each.found):.1e}"
     row["as torch's flag"] = f"{min(one['same'] for one in each.found)} of {len(first['steps'])}"
+    apart = most(one["parameters"] for one in each.found)
     wrong = {
         "ranks have different parameters": not _equal(each, "steps"),
         "ranks skip different layers": _of_ddpfix(each) and not by_batch and not _equal(each, "ran"),
         "ddpfix names other layers": not all(one["known"] for one in each.found),
         "gradients": not all(one["gradient"] <= limit for one in each.found),
-        f"parameters apart by {_worst(each, 'parameters'):.1e}": any(
-            one["same"] != len(one["steps"]) for one in each.found
-        ),
+        f"parameters apart by {apart:.1e}": any(one["same"] != len(one["steps"]) for one in each.found),
         "not finite": not all(one["finite"] for one in each.found),
         "nothing was unused": first["unused"] == 0,
         # ``auto`` chooses.

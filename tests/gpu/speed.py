@@ -8,7 +8,6 @@ from typing import Any, Dict, List
 import torch
 
 from tests.gpu import card, syncs, training, world
-from tests.gpu.modes import active
 
 _WARM = 3
 _MB = 2**20
@@ -44,7 +43,7 @@ def _turn(cell: Dict[str, Any], mode: str, count: int, found: Dict[str, Any]) ->
 
 
 def _trained(cell: Dict[str, Any], mode: str, count: int, found: Dict[str, Any]) -> Dict[str, Any]:
-    with active(mode) as chosen:
+    with training.active(mode) as chosen:
         options = cell["options"]
         made = training.Run(cell["model"], options["rate"], chosen, precision=options.get("precision", ""))
         _timed(made, _WARM)

@@ -12,7 +12,6 @@ from typing import Any, Callable, Dict, Iterable, List
 import torch
 
 from tests.gpu import card, training, world
-from tests.gpu.modes import active
 
 _WINDOW = "ddpfix: the steps that are looked at"
 # Calls of CUDA in which the host waits, as the profiler names them.
@@ -28,7 +27,7 @@ GLOO = "gloo:"
 
 def run(cell: Dict[str, Any]) -> Dict[str, Any]:
     steps = cell["options"]["steps"]
-    with active(cell["mode"]) as mode:
+    with training.active(cell["mode"]) as mode:
         made = training.Run(cell["model"], cell["options"]["rate"], mode)
         # Buckets are made anew after the first step, and libraries load what they need in the first ones.
         made.steps(6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,7 @@ from tests.gpu import launch, pretend, syncs  # noqa: E402
 from tests.gpu.catalogue import everything  # noqa: E402
 from tests.gpu.cells import GROUPS, Cell, lacking, launches  # noqa: E402
 from tests.gpu.launch import Outcome  # noqa: E402
-from tests.gpu.sections import verdict  # noqa: E402
+from tests.gpu.sections import most, verdict  # noqa: E402
 
 EXACT = Cell("exactness", "gloo2", "exact", "tiny wav2vec2", "late", "", {"steps": 2})
 MACHINE: Dict[str, Any] = {
@@ -54,6 +55,11 @@ def ranks(**changes: Any) -> List[Dict[str, Any]]:
 def test_what_is_wrong_is_named(changes: Dict[str, Any], said: str) -> None:
     outcome = Outcome(EXACT, ranks(**changes))
     assert verdict(outcome, []) == said
+
+
+@pytest.mark.parametrize("numbers", [[0.0, float("nan")], [float("nan"), 0.0], [1.0, float("nan"), 2.0]])
+def test_what_is_no_number_is_the_largest(numbers: List[float]) -> None:
+    assert math.isnan(most(numbers))
 
 
 def event(name: str, start: float, device: Any = None) -> Any:

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from tests.gpu import card, programs, world
-from tests.gpu.modes import active
+from tests.gpu.training import active
 
 _ASKED = ("query", "elapsed_time", "record", "synchronize")
 
