@@ -56,15 +56,9 @@ NOT_RUN = Outcome("missing", 0.0, "this test was not run in this mode")
 def compared(
     suite: Any, names: Sequence[str], modes: Sequence[str], seconds: Optional[Dict[str, float]] = None
 ) -> Outcomes:
-    """The outcomes of tests, or of all in some files, in stock and in these modes.
+    """The outcomes of tests, or of all in some files, in stock and in these modes; times are added to ``seconds``.
 
     What is worse is run once more, in both: on a busy machine a test may pass the first time only, or the second.
-
-    Args:
-        suite: a part of this package that runs tests by name.
-        names: the tests or files.
-        modes: of :data:`MODES`; stock is always run.
-        seconds: how long each mode took is added here.
     """
     every, by_mode, taken = list(dict.fromkeys([STOCK, *modes])), {}, {} if seconds is None else seconds
     for mode in every:

@@ -28,31 +28,24 @@ class SourceError(Exception):
 
 
 class SourceSuite:
-    """The tests of one toolkit.
-
-    Attributes:
-        folder: a copy of the checkout's tests, without the toolkit itself.
-        paths: folders that the tests import from, before what is installed.
-        installed: the release that they are run on.
-        written: the version that the checkout says.
-        applied: patches of ddpfix that were applied in some process of the tests.
-        seconds: how long each mode took.
-    """
+    """The tests of one toolkit: ``folder`` gets a copy of the checkout's, without the toolkit itself."""
 
     # Seconds for the files of one pattern.
     LIMIT = 1800.0
 
     def __init__(self, source: Source, checkout: Path, folder: Path) -> None:
         self.source, self.folder = source, folder
+        # Before what is installed.
         self.paths = [PLUGIN] if source.version else [PLUGIN, checkout]
+        # The release that they are run on, and the version that the checkout says.
         self.installed, self.written = versions(source, checkout)
         for part in source.parts:
             copy(checkout / part, folder / part)
         if source.place:
             (folder / source.place).parent.mkdir(parents=True, exist_ok=True)
             (folder / source.place).symlink_to(next(detect.folders(source.package)))
-        self.applied: Set[str] = set()
-        self.seconds: Dict[str, float] = {}
+        self.applied: Set[str] = set()  # patches of ddpfix, in some process of the tests
+        self.seconds: Dict[str, float] = {}  # of each mode
 
     def groups(self, parts: Sequence[str] = ()) -> List[List[str]]:
         """The test files that are not left out, those of a pattern together, with one of these texts in their path."""
