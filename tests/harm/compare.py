@@ -16,12 +16,7 @@ _OURS = re.compile(r"^ddpfix\b.*", re.MULTILINE)
 
 
 def complaints(program: Program, pair: Pair) -> List[str]:
-    """Say what differs, the weightiest first; nothing where the program was left as it is.
-
-    Args:
-        program: the program.
-        pair: its two runs.
-    """
+    """Say what differs, the weightiest first; nothing where the program was left as it is."""
     found = [text for rank, run in enumerate(pair.plain) for text in _declared(program, rank, run)]
     for rank, (plain, other) in enumerate(zip(pair.plain, pair.ddpfix)):
         found += [f"rank {rank}: {text}" for text in _differences(plain, other)]

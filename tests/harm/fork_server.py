@@ -19,11 +19,7 @@ from tests.harm import rank
 
 
 def preload(package: str) -> None:
-    """Import what DDP's constructor imports, for seconds.
-
-    Args:
-        package: a package more; "" for none.
-    """
+    """Import what DDP's constructor imports, for seconds, and a package more; "" for none."""
     import numpy  # noqa: F401
     import torch._dynamo
     import torch.distributed.optim

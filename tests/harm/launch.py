@@ -41,12 +41,7 @@ class Run:
 
 
 class Server:
-    """A fork server, which starts when it is first asked for a rank.
-
-    Args:
-        more: variables of its environment.
-        package: what it imports beside torch.
-    """
+    """A fork server, which starts when it is first asked for a rank, and imports a package beside torch."""
 
     def __init__(self, more: Dict[str, str], package: str) -> None:
         self.more, self.package, self._lock = more, package, threading.Lock()
@@ -108,13 +103,7 @@ def _end(process: Any) -> None:
 
 
 class Job:
-    """All ranks of one program in one mode.
-
-    Args:
-        program: the program.
-        mode: ``plain`` or ``ddpfix``.
-        folder: where they run; made here.
-    """
+    """All ranks of one program in one mode (``plain`` or ``ddpfix``), in a folder that is made here."""
 
     def __init__(self, program: Program, mode: str, folder: Path) -> None:
         self.program, self.mode, self.folder, self.begun = program, mode, folder, time.monotonic()
@@ -217,12 +206,7 @@ class Pair:
 
 
 def both(program: Program, second: str = "ddpfix") -> Pair:
-    """Run a program in plain torch and under ddpfix at the same time.
-
-    Args:
-        program: the program.
-        second: ``plain`` to run it plain twice.
-    """
+    """Run a program in plain torch and under ddpfix at the same time, or in plain torch twice."""
     with tempfile.TemporaryDirectory(prefix="harm-") as folder:
         plain = Job(program, "plain", Path(folder) / "plain")
         other = Job(program, second, Path(folder) / "other")

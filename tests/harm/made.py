@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Optional, Tuple
+import contextlib
+import functools
+import threading
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,13 +28,6 @@ class Net(nn.Module):
         return out + self.other(hidden) if other else out
 
 
-def net(seed: int = 0) -> Net:
-    """Return a model with the same weights on all ranks; the streams stay as they are."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Net()
-
-
 class Two(nn.Module):
     """Two heads on one input, with nothing in common: DDP takes a backward for each of them."""
 
@@ -43,11 +40,14 @@ class Two(nn.Module):
         return self.left(x), self.right(x)
 
 
-def two(seed: int) -> Two:
-    """Return a model of two heads with the same weights on all ranks; the streams stay as they are."""
+def seeded(kind: Callable[[], Any], seed: int = 0) -> Any:
+    """Return a model with the same weights on all ranks; the streams stay as they are."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Two()
+        return kind()
+
+
+net, two = functools.partial(seeded, Net), functools.partial(seeded, Two)
 
 
 def batches(rank: int, steps: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
@@ -67,15 +67,7 @@ def steps(optimizer: Any, rank: int, count: int) -> Iterator[Tuple[torch.Tensor,
 
 
 def fit(model: Any, rank: int, steps: int = 5, optimizer: Optional[Any] = None, **how: Any) -> float:
-    """Train a model and return the last loss.
-
-    Args:
-        model: the model, wrapped or not.
-        rank: whose batches.
-        steps: how many.
-        optimizer: SGD by default.
-        how: more arguments of the forward.
-    """
+    """Train a model, wrapped or not, on a rank's batches and return the last loss; ``how`` goes to the forward."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
     loss = torch.zeros(())
     for x, y in batches(rank, steps):
@@ -105,6 +97,61 @@ def fitted(rank: int) -> Any:
     wrapped = DistributedDataParallel(net())
     fit(wrapped, rank, other=True)
     return wrapped
+
+
+def in_threads(train: Callable[[int], Any]) -> List[Any]:
+    """Run a function of a number in two threads at once, and return what it has returned."""
+    found: Dict[int, Any] = {}
+    workers = [threading.Thread(target=lambda at=at: found.update({at: train(at)})) for at in range(2)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    return [found[at] for at in range(2)]
+
+
+@contextlib.contextmanager
+def own_group() -> Iterator[None]:
+    """Have a group of gloo, which all ranks leave at the same time."""
+    dist.init_process_group("gloo")
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def meeting(kind: Any) -> Any:
+    """Return a class of tensors that notes in ``seen`` which functions it meets."""
+
+    class Meeting(kind):  # type: ignore[misc]
+        seen: List[str] = []
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Meeting.seen.append(getattr(func, "__name__", str(func)))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    return Meeting
+
+
+def noting(kind: Any) -> Any:
+    """Return a class that notes in ``seen`` how its attributes are used."""
+
+    class Noting(kind):  # type: ignore[misc]
+        seen: List[Tuple[str, str]] = []
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            Noting.seen.append(("set", name))
+            super().__setattr__(name, value)
+
+        def __delattr__(self, name: str) -> None:
+            Noting.seen.append(("delete", name))
+            super().__delattr__(name)
+
+        def __getattr__(self, name: str) -> Any:
+            Noting.seen.append(("get", name))
+            return super().__getattr__(name)
+
+    return Noting
 
 
 def state(model: Any) -> Dict[str, torch.Tensor]:

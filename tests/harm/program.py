@@ -18,43 +18,24 @@ PLAIN, TORCHRUN = "plain", "torchrun"
 
 @dataclass(frozen=True)
 class Program:
-    """A program that plain torch runs to the end that it declares.
+    """A program that plain torch runs to the end that it declares."""
 
-    Args:
-        name: the kind and the function's or the script's name, with a slash between them.
-        run: called with rank and world size; what it returns is compared. None for a script.
-        script: the name of a file in ``scripts/``, whose standard output is compared.
-        arguments: of the script.
-        ranks: the world size.
-        group: whether the default group of gloo is there already, and destroyed afterwards.
-        launcher: :data:`PLAIN`, or :data:`TORCHRUN` for a script.
-        fresh: each rank is an interpreter of its own, and not the fork of one that has imported torch.
-        slow: it waits for half a minute, and is in no sample.
-        sample: it is run by a plain pytest.
-        due: patterns of lines of ddpfix's, each of which some rank has to print.
-        may: patterns of lines that it may print.
-        leaves: patterns of files that it may leave in the temporary folder under ddpfix.
-        settings: more variables of the environment under ddpfix.
-        needs: a module that is imported before it, of a package without which it cannot be run.
-        codes: the exit code of each rank; zeros by default.
-    """
-
-    name: str
-    run: Any = None
-    script: str = ""
-    arguments: Tuple[str, ...] = ()
-    ranks: int = 2
-    group: bool = True
-    launcher: str = PLAIN
-    fresh: bool = False
-    slow: bool = False
-    sample: bool = False
-    due: Tuple[str, ...] = ()
-    may: Tuple[str, ...] = ()
-    leaves: Tuple[str, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    needs: str = ""
-    codes: Tuple[int, ...] = ()
+    name: str  # the kind and the function's or the script's name, with a slash between them
+    run: Any = None  # called with rank and world size; what it returns is compared. None for a script
+    script: str = ""  # the name of a file in ``scripts/``, whose standard output is compared
+    arguments: Tuple[str, ...] = ()  # of the script
+    ranks: int = 2  # the world size
+    group: bool = True  # whether the default group of gloo is there already, and destroyed afterwards
+    launcher: str = PLAIN  # :data:`PLAIN`, or :data:`TORCHRUN` for a script
+    fresh: bool = False  # each rank is an interpreter of its own, and not the fork of one that has imported torch
+    slow: bool = False  # it waits for half a minute, and is in no sample
+    sample: bool = False  # it is run by a plain pytest
+    due: Tuple[str, ...] = ()  # patterns of lines of ddpfix's, each of which some rank has to print
+    may: Tuple[str, ...] = ()  # patterns of lines that it may print
+    leaves: Tuple[str, ...] = ()  # patterns of files that it may leave in the temporary folder under ddpfix
+    settings: Mapping[str, str] = field(default_factory=dict)  # more variables of the environment under ddpfix
+    needs: str = ""  # a module that is imported before it, of a package without which it cannot be run
+    codes: Tuple[int, ...] = ()  # the exit code of each rank; zeros by default
 
     @property
     def available(self) -> bool:
@@ -71,11 +52,7 @@ _KNOWN: Dict[str, Program] = {}
 
 
 def program(**about: Any) -> Callable[[Callable[[int, int], Any]], Callable[[int, int], Any]]:
-    """Say more of a program than that it is one: each function of a kind that takes rank and size is.
-
-    Args:
-        about: fields of :class:`Program`.
-    """
+    """Say more of a program, in fields of :class:`Program`; each function of a kind that takes rank and size is one."""
 
     def marked(run: Any) -> Any:
         run.about = about
@@ -85,13 +62,7 @@ def program(**about: Any) -> Callable[[Callable[[int, int], Any]], Callable[[int
 
 
 def script(kind: str, name: str, **about: Any) -> None:
-    """Register a file of ``scripts/`` as a program.
-
-    Args:
-        kind: the file of ``kinds/`` that it belongs to.
-        name: the file's name, without ``.py``.
-        about: fields of :class:`Program`; ``variant`` is appended to the program's name.
-    """
+    """Register a file of ``scripts/`` as a program of a kind; a ``variant`` is appended to the program's name."""
     variant = about.pop("variant", "")
     _add(Program(f"{kind}/{name}{variant and '-' + variant}", script=f"{name}.py", **about))
 
@@ -121,22 +92,13 @@ def load() -> Dict[str, Program]:
 
 
 def one(name: str) -> Program:
-    """Return one program; only its kind's file is imported.
-
-    Raises:
-        KeyError: there is none of that name.
-    """
+    """Return one program; only its kind's file is imported."""
     _import(name.partition("/")[0])
     return _KNOWN[name]
 
 
 def chosen(words: List[str], kinds: List[str]) -> List[Program]:
-    """Return the programs that are named, or those of the named kinds, or all.
-
-    Args:
-        words: names of programs, or parts of them.
-        kinds: names of kinds.
-    """
+    """Return the programs whose names have one of these words, or those of the named kinds, or all."""
     known = load().values()
     if not words and not kinds:
         return list(known)

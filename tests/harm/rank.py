@@ -24,12 +24,7 @@ _SEED = 1234
 
 
 def main(name: str, record: str) -> None:
-    """Run a program of :mod:`tests.harm.kinds`.
-
-    Args:
-        name: the program's.
-        record: the file for the record.
-    """
+    """Run a program of :mod:`tests.harm.kinds`, and write its record into a file."""
     program = programs.one(name)
     if program.needs:
         importlib.import_module(program.needs)
@@ -74,12 +69,7 @@ def _run_function(program: programs.Program, record: Path) -> None:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[Tuple[str, str]]:
-    """Yield the parts of what a program returned, each with its place and its text, tensors by their bytes.
-
-    Args:
-        value: tensors, arrays, numbers, text and bytes in lists, tuples, sets and dicts.
-        path: the place.
-    """
+    """Yield the parts of what a program returned, each with its place and its text, tensors by their bytes."""
     import numpy
     import torch
 

@@ -64,50 +64,23 @@ def copy_that_one_rank_alone_tries(rank, size):
 
 
 class Minimal(dist.Store):
-    """A store in Python, over files: what torch asks for and no more."""
+    """A store in Python: what torch asks for and no more."""
 
-    def __init__(self, folder):
+    def __init__(self, inner):
         super().__init__()
-        self.folder, self.asked = folder, []
-        self.limit = timedelta(seconds=60)
-
-    def _path(self, key):
-        return os.path.join(self.folder, key.replace("/", "_"))
+        self.inner, self.limit = inner, timedelta(seconds=60)
 
     def set(self, key, value):
-        self.asked.append(key)
-        data = value if isinstance(value, bytes) else str(value).encode()
-        with open(self._path(key) + ".part", "wb") as file:
-            file.write(data)
-        os.replace(self._path(key) + ".part", self._path(key))
+        self.inner.set(key, value)
 
     def get(self, key):
-        self.wait([key])
-        with open(self._path(key), "rb") as file:
-            return file.read()
+        return self.inner.get(key)
 
     def add(self, key, amount):
-        import fcntl
-
-        self.asked.append(key)
-        with open(self._path(key) + ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            now = amount
-            if os.path.exists(self._path(key)):
-                with open(self._path(key), "rb") as file:
-                    now += int(file.read())
-            with open(self._path(key), "wb") as file:
-                file.write(str(now).encode())
-        return now
+        return self.inner.add(key, amount)
 
     def wait(self, keys, limit=None):
-        import time
-
-        end = time.monotonic() + (limit or self.limit).total_seconds()
-        while not all(os.path.exists(self._path(key)) for key in keys):
-            if time.monotonic() > end:
-                raise RuntimeError(f"no {keys}")
-            time.sleep(0.02)
+        self.inner.wait(keys, limit or self.limit)
 
     def set_timeout(self, limit):
         self.limit = limit
@@ -115,16 +88,9 @@ class Minimal(dist.Store):
 
 @program(group=False, sample=True)
 def store_of_ones_own(rank, size):
-    folder = os.path.join(tempfile.gettempdir(), "store")
-    os.makedirs(folder, exist_ok=True)
-    dist.init_process_group("gloo", store=Minimal(folder), rank=rank, world_size=size)
-    wrapped = fitted(rank)
-    found = state(wrapped)
-    dist.barrier()
-    if rank == 0:
-        for each in os.listdir(folder):
-            os.remove(os.path.join(folder, each))
-    return found
+    inner = dist.FileStore(os.path.join(tempfile.gettempdir(), "store"), size)
+    dist.init_process_group("gloo", store=Minimal(inner), rank=rank, world_size=size)
+    return state(fitted(rank))
 
 
 @program(group=False)

@@ -215,7 +215,11 @@ globals().update({f"{deals.__name__}_deals_with_it": dealing(deals) for deals in
 for each in ("excepthook_saves", "atexit_saves", "unittest_goes_on", "console_goes_on"):
     codes = (1, 0) if each.endswith("saves") else ()
     script("ended", "peer_is_gone", variant=each, arguments=(each,), slow=True, codes=codes, may=("rank 1 .*",))
-script("ended", "watchdog_saves", slow=True, may=("rank 1 .*",))
-for each in ("thread_trains_after_main", "upload_before_the_barrier", "signal_handler_waits"):
-    script("ended", each, slow=True)
-script("ended", "workers_of_torchrun", slow=True, launcher="torchrun", ranks=3)
+for each, about in {
+    "watchdog_saves": {"may": ("rank 1 .*",)},
+    "thread_trains_after_main": {},
+    "upload_before_the_barrier": {},
+    "signal_handler_waits": {},
+    "workers_of_torchrun": {"launcher": "torchrun", "ranks": 3},
+}.items():
+    script("ended", "a_rank_is_late", variant=each, arguments=(each,), slow=True, **about)

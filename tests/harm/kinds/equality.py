@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from tests.harm.made import Net, batches, fit, net, state, stepped
+from tests.harm.made import Net, batches, fit, meeting, net, noting, state, stepped
 from tests.harm.program import program
 
 
@@ -142,50 +142,7 @@ def loaders_and_samplers_that_are_equal(rank, size):
     return seen, [each.grad for each in wrapped.parameters()]
 
 
-class Watched(DDP):
-    """Counts how its attributes are used."""
-
-    seen = []
-
-    def __setattr__(self, name, value):
-        Watched.seen.append(("set", name))
-        super().__setattr__(name, value)
-
-    def __delattr__(self, name):
-        Watched.seen.append(("delete", name))
-        super().__delattr__(name)
-
-    def __getattr__(self, name):
-        Watched.seen.append(("get", name))
-        return super().__getattr__(name)
-
-
-def attributes_of_a_wrapper_that_are_counted(rank, size):
-    wrapped = Watched(net())
-    made = list(Watched.seen)
-    Watched.seen.clear()
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-    fit(wrapped, rank, optimizer=optimizer, other=True)
-    with wrapped.no_sync():
-        fit(wrapped, rank, steps=2, optimizer=optimizer, other=True)
-    wrapped.eval()
-    with torch.no_grad():
-        wrapped(torch.ones(1, 4))
-    return made, Watched.seen
-
-
-class Noted(Net):
-    """Counts how its attributes are used, and what it is asked for."""
-
-    seen = []
-
-    def __setattr__(self, name, value):
-        Noted.seen.append(("set", name))
-        super().__setattr__(name, value)
-
-    def __getattr__(self, name):
-        Noted.seen.append(("get", name))
-        return super().__getattr__(name)
+Watched, Noted, Heavy = noting(DDP), noting(Net), meeting(nn.Parameter)
 
 
 def noted(name):
@@ -200,27 +157,23 @@ for each in ("named_modules", "named_parameters", "named_children", "modules", "
     setattr(Noted, each, noted(each))
 
 
-def attributes_of_a_module_that_are_counted(rank, size):
+def attributes_that_are_counted(rank, size):
+    """Of a wrapper and of its module, while they are made and trained, and what the module is asked for."""
     torch.manual_seed(0)
     module = Noted()
     Noted.seen.clear()
-    wrapped = DDP(module)
-    made = list(Noted.seen)
+    wrapped = Watched(module)
+    made = [*Watched.seen], [*Noted.seen]
+    Watched.seen.clear()
     Noted.seen.clear()
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
     fit(wrapped, rank, optimizer=optimizer, other=True)
-    return made, Noted.seen
-
-
-class Heavy(nn.Parameter):
-    """A parameter that notes which functions it meets."""
-
-    seen = []
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        Heavy.seen.append(getattr(func, "__name__", str(func)))
-        return super().__torch_function__(func, types, args, kwargs or {})
+    with wrapped.no_sync():
+        fit(wrapped, rank, steps=2, optimizer=optimizer, other=True)
+    wrapped.eval()
+    with torch.no_grad():
+        wrapped(torch.ones(1, 4))
+    return made, Watched.seen, Noted.seen
 
 
 @program(sample=True)

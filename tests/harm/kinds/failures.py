@@ -1,6 +1,6 @@
 """Errors that the program has dealt with: its end is a good one, and nobody is told otherwise."""
 
-import contextlib
+import signal
 import subprocess
 import sys
 import threading
@@ -11,18 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import fit, fitted, net, state
+from tests.harm.made import fit, net, state
 from tests.harm.program import program, script
-
-
-@program(sample=True)
-def exit_that_is_caught(rank, size):
-    def option():
-        sys.exit(2)
-
-    with contextlib.suppress(SystemExit):
-        option()
-    return state(fitted(rank))
 
 
 def no_room(rank):
@@ -78,8 +68,21 @@ def generator_is_left(rank):
     return closed
 
 
+def alarm_rings(rank):
+    def ring(number, frame):
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        time.sleep(30)
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
 MISHAPS = (
     *(no_room, interrupted, warned_of, thread_fails, children_fail, loader_ends_with_an_error, generator_is_left),
+    *(alarm_rings, lambda rank: sys.exit(2)),
     # The loss of one batch needs no gradient; collectives refuse what they are given.
     lambda rank: torch.zeros(()).backward(),
     lambda rank: dist.all_reduce("text"),
@@ -135,25 +138,10 @@ def error_kept_for_later(rank, size):
     return outcomes
 
 
-def timeout_of_an_alarm(rank, size):
-    import signal
-
-    def ring(number, frame):
-        raise TimeoutError
-
-    signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    with contextlib.suppress(TimeoutError):
-        time.sleep(30)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    return fit(DDP(net()), rank, other=True)
-
-
 for each in (
     *("console_cell_raises", "exit_code_zero_by_system_exit", "exit_from_a_thread", "interactive_session"),
     *("interrupted_and_saved", "own_excepthook_is_called", "stops_by_os_exit", "unittest_with_a_failure"),
 ):
     script("failures", "a_good_end", variant=each, arguments=(each,))
 script("failures", "arguments_refused", sample=True)
-script("failures", "retried_in_a_spawned_worker", ranks=1)
 script("failures", "arguments_refused", variant="torchrun", launcher="torchrun")

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.data import DataLoader
 
-from tests.harm.made import Net, batches, fit, net
+from tests.harm.made import Net, batches, fit, net, seeded
 from tests.harm.program import program
 
 LEVELS = range(1, 16)
@@ -39,10 +39,7 @@ class Warns(Net):
         return super().forward(x, **how)
 
 
-def warns():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Warns()
+warns = functools.partial(seeded, Warns)
 
 
 @program(sample=True)

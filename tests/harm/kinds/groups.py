@@ -1,7 +1,6 @@
 """Process groups of the program's own: their ranks may be nobody that torch knows, and nobody else is to be met."""
 
 import datetime
-import threading
 import time
 
 import torch
@@ -12,7 +11,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import fit, fit_heads, fitted, net, state, two
+from tests.harm.made import fit, fit_heads, fitted, in_threads, net, state, two
 from tests.harm.program import program
 
 
@@ -59,8 +58,7 @@ class Alone(dist.ProcessGroup):
     def size(self):
         return self.many
 
-    def getSize(self):
-        return self.many
+    getSize = size
 
     def getBackendName(self):
         return "alone"
@@ -83,11 +81,10 @@ class Averaged(dist.ProcessGroup):
     def allgather(self, outputs, inputs, options):
         return self.inner.allgather(outputs, inputs, options)
 
-    def getSize(self):
-        return self.inner.size()
-
     def size(self):
         return self.inner.size()
+
+    getSize = size
 
     def getBackendName(self):
         return "averaged"
@@ -156,22 +153,18 @@ def ranks_in_threads(rank, size):
 
     multi_threaded_pg._install_threaded_pg()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
-    store, found = dist.HashStore(), {}
+    store = dist.HashStore()
     models = [nn.Linear(4, 2) for _ in range(2)]
 
-    def run(index):
+    def train(index):
         dist.init_process_group("threaded", rank=index, world_size=2, store=store)
         wrapped = DDP(models[index])
         fit(wrapped, index)
-        found[index] = state(wrapped)
+        found = state(wrapped)
         dist.destroy_process_group()
+        return found
 
-    workers = [threading.Thread(target=run, args=(index,)) for index in range(2)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join()
-    return found
+    return in_threads(train)
 
 
 def trained_after_its_group_is_gone(rank, size):

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from torch.utils.data import DataLoader
 
-from tests.harm.made import batches, fit, fitted, net, state, stepped, steps
+from tests.harm.made import batches, fit, fitted, meeting, net, state, stepped, steps
 from tests.harm.program import program
 
 CALLS = {
@@ -108,24 +108,22 @@ def attributes_of_a_wrapper(rank, size):
     return sorted(vars(wrapped)), sorted(vars(wrapped.module)), sorted(vars(optimizer)), repr(wrapped)
 
 
-class Counted(TorchFunctionMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
+def counting(kind, method):
+    """Return a mode that keeps the names of what it meets."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def met(self, func, types, args=(), kwargs=None):
         self.names.append(getattr(func, "__name__", str(func)))
         return func(*args, **(kwargs or {}))
 
-
-class Dispatched(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
+    def begin(self):
+        kind.__init__(self)
         self.names = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
+    return type("Counting", (kind,), {"__init__": begin, method: met})
+
+
+Counted = counting(TorchFunctionMode, "__torch_function__")
+Dispatched = counting(TorchDispatchMode, "__torch_dispatch__")
 
 
 @contextlib.contextmanager
@@ -151,15 +149,7 @@ def calls_counted(rank, size):
     return found
 
 
-class Watched(torch.Tensor):
-    """A tensor that notes which functions it meets."""
-
-    seen = []
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        Watched.seen.append(func.__name__)
-        return super().__torch_function__(func, types, args, kwargs or {})
+Watched = meeting(torch.Tensor)
 
 
 def batches_of_a_tensor_subclass(rank, size):

@@ -8,10 +8,9 @@ import time
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import fit, net, state
+from tests.harm.made import fit, net, own_group, state
 from tests.harm.program import program, script
 
 CLOCKS = ("monotonic", "perf_counter", "process_time", "time", "monotonic_ns", "perf_counter_ns", "time_ns")
@@ -35,12 +34,8 @@ def clocks(reading):
 
 @program(group=False)
 def clocks_stand_still_for_a_while(rank, size):
-    with clocks(lambda: 100):
-        dist.init_process_group("gloo")
-        found = trained(rank, steps=30)
-        dist.barrier()
-        dist.destroy_process_group()
-    return found
+    with clocks(lambda: 100), own_group():
+        return trained(rank, steps=30)
 
 
 @program(group=False)
@@ -52,12 +47,8 @@ def clocks_jump(rank, size):
         now[0] += step if now[0] < 10**7 else -(10**9)
         return now[0]
 
-    with clocks(later):
-        dist.init_process_group("gloo")
-        found = trained(rank)
-        dist.barrier()
-        dist.destroy_process_group()
-    return found
+    with clocks(later), own_group():
+        return trained(rank)
 
 
 @program(group=False, sample=True)
@@ -66,25 +57,21 @@ def calls_that_are_counted(rank, size):
     counted = ((socket, "gethostname"), (builtins, "open"), (os, "listdir"), (time, "strftime"))
     with contextlib.ExitStack() as opened:
         mocks = [opened.enter_context(mock.patch.object(*each)) for each in counted]
-        dist.init_process_group("gloo")
-        found = trained(rank)
-        dist.barrier()
-        dist.destroy_process_group()
+        with own_group():
+            found = trained(rank)
         counts = [each.call_count for each in mocks]
     return found, counts
 
 
+@program(group=False)
 def sleep_that_is_forbidden(rank, size):
     """As in the tests of asynchronous code: whoever blocks, fails."""
 
     def never(seconds):
         raise RuntimeError("nobody sleeps here")
 
-    with mock.patch("time.sleep", never):
-        found = trained(rank)
-        dist.barrier()
-        dist.destroy_process_group()
-    return found
+    with mock.patch("time.sleep", never), own_group():
+        return trained(rank)
 
 
 def time_that_runs_out(rank, size):

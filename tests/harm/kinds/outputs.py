@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tests.harm.made import batches, state, steps
+from tests.harm.made import batches, meeting, state, steps
 from tests.harm.program import program
 
 
@@ -140,17 +140,11 @@ def output_has_a_large_list(rank, size):
     return found, time.perf_counter() - begun < 1.0
 
 
-class Counted(torch.Tensor):
-    calls = 0
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        Counted.calls += 1
-        return super().__torch_function__(function, types, args, kwargs or {})
+Counted = meeting(torch.Tensor)
 
 
 def backward_of_a_tensor_that_counts(rank, size):
-    Counted.calls = 0
+    Counted.seen.clear()
     wrapped = DDP(net())
     for step, (x, _) in enumerate(batches(rank, 8)):
         wrapped.zero_grad()
@@ -159,7 +153,7 @@ def backward_of_a_tensor_that_counts(rank, size):
         if step >= 5:
             other = (wrapped.module[0].weight.detach().requires_grad_() * 2).sum().as_subclass(Counted)
             torch.autograd.backward([other])
-    return Counted.calls, state(wrapped)
+    return Counted.seen, state(wrapped)
 
 
 @program(sample=True)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from tests.harm.kinds.draws import PACKAGE, SKIPS, Percent
 from tests.harm.made import batches, net, state
@@ -85,22 +85,59 @@ class Shuffled(torch.utils.data.Sampler):
         return 24
 
 
+class Sample:
+    """A sample whose every access is counted."""
+
+    looked = []
+
+    def __getattr__(self, name):
+        Sample.looked.append(name)
+        raise AttributeError(name)
+
+
+def looking(name, result):
+    def method(self, *others):
+        Sample.looked.append(name)
+        return result
+
+    return method
+
+
+for each, result in {"repr": "Sample", "len": 3, "eq": True, "iter": iter(())}.items():
+    setattr(Sample, f"__{each}__", looking(each, result))
+
+
+class Stream(IterableDataset):
+    """A stream whose items are one object, filled anew."""
+
+    def __iter__(self):
+        box, draws = torch.zeros(4), torch.Generator().manual_seed(9)
+        for _ in range(24):
+            yield (box.copy_(torch.randn(4, generator=draws)),)
+
+
 def loaders_of_many_kinds(rank, size):
-    """With a worker, with a generator, with a sampler of random numbers."""
+    """With a worker, with a generator, with a sampler of random numbers, over a stream; and of samples that count."""
     data = TensorDataset(torch.arange(96.0).reshape(24, 4).cos())
     shards, draws = DistributedSampler(data, size, rank), torch.Generator().manual_seed(5 + rank)
     wrapped, seen = DDP(net()), []
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-    ways = ({"sampler": shards, "num_workers": 1}, {"shuffle": True, "generator": draws}, {"sampler": Shuffled()})
+    ways = ({"sampler": shards, "num_workers": 1}, {"shuffle": True, "generator": draws}, {"sampler": Shuffled()}, {})
     for epoch in range(2):
         shards.set_epoch(epoch)
         for how in ways:
-            for (x,) in DataLoader(data, batch_size=4, **how):
+            for (x,) in DataLoader(data if how else Stream(), batch_size=4, **how):
                 optimizer.zero_grad()
                 wrapped(x, other=True).pow(2).mean().backward()
                 optimizer.step()
                 seen.append(x)
-    return seen, state(wrapped), draws.get_state()
+    # A loader that counts steps, one of samples that count, and a critic before a generator, in one order.
+    for batch in (*DataLoader(range(48), batch_size=2), *DataLoader([Sample()] * 48, batch_size=2, collate_fn=list)):
+        wrapped(torch.ones(len(batch), 4), other=True).sum().backward()
+    for model in (wrapped, DDP(net())) * 2:
+        for (x,) in DataLoader(data, batch_size=4, sampler=shards):
+            model(x, other=True).pow(2).mean().backward()
+    return seen, state(wrapped), draws.get_state(), Sample.looked
 
 
 def fork_rng_around_a_checkpoint(rank, size):

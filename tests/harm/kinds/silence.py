@@ -12,25 +12,9 @@ TRAINER = "transformers.trainer"
 
 
 def wavlm(rate=0.3):
-    from transformers import WavLMConfig, WavLMModel
+    from tests.support import zoo
 
-    zeros = ("hidden", "activation", "attention", "feat_proj", "final")
-    config = WavLMConfig(
-        hidden_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        intermediate_size=16,
-        conv_dim=(8, 8),
-        conv_kernel=(3, 3),
-        conv_stride=(2, 2),
-        num_conv_pos_embeddings=4,
-        num_conv_pos_embedding_groups=2,
-        apply_spec_augment=False,
-        layerdrop=rate,
-        **{f"{name}_dropout": 0.0 for name in zeros},
-    )
-    torch.manual_seed(0)
-    return WavLMModel(config).train()
+    return zoo.tiny_model("wavlm").build(rate)
 
 
 def steps(model, rank, count=4):

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.harm.made import batches, fit, fit_heads, fitted, net, state, steps, two
+from tests.harm.made import batches, fit, fit_heads, fitted, in_threads, net, state, steps, two
 from tests.harm.program import program, script
 
 
@@ -88,16 +88,11 @@ def children_that_are_forked(rank, size):
 
 
 def training_in_a_thread(rank, size):
-    answers = queue.Queue()
-
-    def train():
-        wrapped = fitted(rank)
-        answers.put(state(wrapped))
-
-    worker = threading.Thread(target=train, name="trainer")
+    found = []
+    worker = threading.Thread(target=lambda: found.append(state(fitted(rank))), name="trainer")
     worker.start()
     worker.join()
-    return answers.get()
+    return found
 
 
 def loaders_threads_are_counted(rank, size):
@@ -114,21 +109,6 @@ def certain(seed):
     model = net(seed)
     model.body[2] = torch.nn.Identity()
     return model
-
-
-def in_threads(train):
-    """Run a function in two threads at once, and return what it has returned."""
-    found = {}
-
-    def run(index):
-        found[index] = train(index)
-
-    workers = [threading.Thread(target=run, args=(index,)) for index in range(2)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join()
-    return [found[index] for index in range(2)]
 
 
 def own_groups(size):
@@ -302,5 +282,4 @@ def forward_here_and_backward_there(rank, size):
 
 script("threads", "forks_after_logging", fresh=True, ranks=1)
 script("threads", "exit_functions_in_order")
-script("threads", "destroyed_at_the_exit")
 script("threads", "join_all_at_the_end", fresh=True)

@@ -23,17 +23,11 @@ ABORTED = "the process was ended by a signal"
 
 @dataclass
 class Run:
-    """How a program ended on each rank of one kind of process.
+    """How a program ended on each rank of one kind of process."""
 
-    Attributes:
-        records: by rank, then by mode.
-        logs: by rank, what it printed.
-        killed: whether ranks had to be killed.
-    """
-
-    records: List[Dict[str, Any]]
-    logs: List[str]
-    killed: bool
+    records: List[Dict[str, Any]]  # by rank, then by mode
+    logs: List[str]  # by rank, what it printed
+    killed: bool  # whether ranks had to be killed
 
 
 def train(plans: Sequence[Plan], folder: Path) -> List[Dict[str, Run]]:

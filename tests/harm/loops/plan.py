@@ -48,18 +48,7 @@ OPTIMIZERS = ("SGD", "SGD, momentum", "SGD, decay", "Adam", "AdamW", "two", "clo
 
 @dataclass
 class Plan:
-    """A training loop, in words that :mod:`tests.harm.loops.source` writes out.
-
-    Attributes:
-        uses: who uses what: by rank, then by call of the model in training.
-        apart: whether the heads share nothing.
-        backward: of :data:`BACKWARDS`.
-        checkpoint: "", "branch" or "whole".
-        options: of DistributedDataParallel.
-        frozen: the part without gradients before the model is wrapped; ``frozen_at`` is the step from which a
-            head has none.
-        other: the second model: "", "joint" (one loss), "critic" (its own loss and optimizer) or "idle".
-    """
+    """A training loop, in words that :mod:`tests.harm.loops.source` writes out."""
 
     seed: int
     ranks: int
@@ -69,27 +58,28 @@ class Plan:
     double: bool = True
     branches: int = 2
     heads: int = 1
-    apart: bool = False
+    apart: bool = False  # whether the heads share nothing
     norm: str = ""
     dropout: bool = False
     never: bool = False
     tied: bool = False
     output: str = "tuple"
-    checkpoint: str = ""
+    checkpoint: str = ""  # "", "branch" or "whole"
     reentrant: bool = False
     pattern: str = "all"
-    uses: List[List[Use]] = field(default_factory=list)
-    backward: str = "one"
+    uses: List[List[Use]] = field(default_factory=list)  # who uses what: by rank, then by call of the model in training
+    backward: str = "one"  # of :data:`BACKWARDS`
     between: List[str] = field(default_factory=list)
     optimizer: str = "SGD"
     set_to_none: bool = True
-    options: Dict[str, Any] = field(default_factory=dict)
+    options: Dict[str, Any] = field(default_factory=dict)  # of DistributedDataParallel
+    # The part without gradients before the model is wrapped; ``frozen_at`` is the step from which a head has none.
     frozen: str = ""
     frozen_at: int = -1
     hooks: List[str] = field(default_factory=list)
     hooks_first: bool = True
     evaluation: str = ""
-    other: str = ""
+    other: str = ""  # the second model: "", "joint" (one loss), "critic" (its own loss and optimizer) or "idle"
     data: str = "drawn"
     noise: List[str] = field(default_factory=list)
 

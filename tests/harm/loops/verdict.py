@@ -31,15 +31,10 @@ SUMMARY = re.compile(r"^ddpfix [0-9][^:]*: ")
 
 @dataclass
 class Verdict:
-    """How one program ended.
+    """How one program ended."""
 
-    Attributes:
-        name: of :data:`VERDICTS`.
-        text: what is broken, or the error.
-    """
-
-    name: str
-    text: str = ""
+    name: str  # of :data:`VERDICTS`
+    text: str = ""  # what is broken, or the error
 
 
 def judged(plans: Sequence[Plan], folder: Path) -> List[Tuple[Plan, Verdict, Dict[str, Run]]]:

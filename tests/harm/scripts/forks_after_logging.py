@@ -2,7 +2,6 @@ import logging
 import os
 import sys
 import tempfile
-import time
 
 logging.basicConfig()
 folder = tempfile.mkdtemp()
@@ -19,7 +18,6 @@ for rank in range(2):
         sys.exit(0)
     children.append(child)
 codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-begun = time.monotonic()
 print(codes)
 for each in os.listdir(folder):
     os.remove(os.path.join(folder, each))

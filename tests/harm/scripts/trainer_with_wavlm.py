@@ -1,24 +1,11 @@
 import tempfile
 
 import torch
-from transformers import PrinterCallback, Trainer, TrainingArguments, WavLMConfig, WavLMForSequenceClassification
+from transformers import PrinterCallback, Trainer, TrainingArguments, WavLMForSequenceClassification
 
-zeros = ("hidden", "activation", "attention", "feat_proj", "final")
-config = WavLMConfig(
-    hidden_size=16,
-    num_hidden_layers=4,
-    num_attention_heads=2,
-    intermediate_size=16,
-    conv_dim=(8, 8),
-    conv_kernel=(3, 3),
-    conv_stride=(2, 2),
-    num_conv_pos_embeddings=4,
-    num_conv_pos_embedding_groups=2,
-    classifier_proj_size=8,
-    apply_spec_augment=False,
-    layerdrop=0.3,
-    **{f"{name}_dropout": 0.0 for name in zeros},
-)
+from tests.support import zoo
+
+config = zoo.tiny_model("wavlm").make_config(0.3)
 torch.manual_seed(0)
 draws = torch.Generator().manual_seed(1)
 data = [{"input_values": torch.randn(200, generator=draws), "labels": torch.tensor(index % 2)} for index in range(32)]
