@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional
 from tests.benchmarks.measure import Figure, middle_half
 from tests.support import ranks
 
-_CHILD, _PLAIN = (Path(__file__).with_name(f"{name}_child.py") for name in ("rank", "plain"))
+_CHILD = Path(__file__).with_name("child.py")
 # Microseconds, of one layer; with many the hooks of parameters would show.
 MOST = 5.0
 LAYERS = (1, 50)
@@ -20,7 +20,7 @@ LAYERS = (1, 50)
 
 def a_step(folder: Path, quick: bool) -> List[Figure]:
     """A step with shared decisions, against stock with find_unused_parameters=True and decisions of each rank's own."""
-    command = [*ranks.elastic(2), str(_CHILD), str(folder), *(["--quick"] if quick else [])]
+    command = [*ranks.elastic(2), str(_CHILD), "ranks", str(folder), *(["--quick"] if quick else [])]
     code, output = ranks.run(command, ranks.environment(), folder, 240)
     assert code == 0, output
     return [figure for found in json.loads((folder / "found.json").read_text()) for figure in _of_rate(found)]
@@ -55,7 +55,7 @@ def a_plain_step(folder: Path, quick: bool) -> List[Figure]:
 
 
 def _measured(folder: Path, layers: int, pairs: int) -> Dict[str, float]:
-    command = [sys.executable, str(_PLAIN), str(layers), str(pairs), str(folder / f"store-{layers}")]
+    command = [sys.executable, str(_CHILD), "plain", str(layers), str(pairs), str(folder / f"store-{layers}")]
     done = subprocess.run(command, env=ranks.environment(), stdout=subprocess.PIPE, check=True)
     found: Dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
