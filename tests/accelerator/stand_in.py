@@ -70,12 +70,7 @@ def built(folder: Path) -> Path:
 class Rank:
     """The accelerator of this process.
 
-    Attributes:
-        extension: the compiled module.
-        reads: values that were read on the host while ``counts``, by what reads and the line that asks.
-        calls: calls of torch's module for the device: name, whose thread, number of the device that was given.
-        refused: types that its collectives refuse.
-        waits: whether collectives return at once, and what reads a value spins until they are done.
+    Where it ``waits``, collectives return at once, and what reads a value spins until they are done.
     """
 
     def __init__(self, library: Path) -> None:
@@ -83,10 +78,12 @@ class Rank:
         assert spec is not None and spec.loader is not None
         self.extension = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self.extension)
+        # Values that were read on the host while ``counts``, by what reads and the line that asks.
         self.reads: host_reads.Reads = Counter()
+        # Calls of torch's module for the device: name, whose thread, number of the device that was given.
         self.calls: Counter[Tuple[str, str, Optional[int]]] = Counter()
         self.counts = self.waits = False
-        self.refused: Set[Any] = set()
+        self.refused: Set[Any] = set()  # types, by its collectives
         self._queue: queue.Queue[Any] = queue.Queue()
 
     def begin(self) -> None:

@@ -26,8 +26,15 @@ _NOT_KEPT = "no output folder (--out FOLDER, or $OUT): what is found is printed,
 
 
 def main(words: Sequence[str]) -> int:
-    chosen = _parsed(words)
     begun = time.monotonic()
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
+    folder, known = os.environ.get("OUT") or None, tuple(SECTIONS)
+    parser.add_argument("--out", type=Path, default=folder, help="folder of gpu.md, table.md, results.json ($OUT)")
+    parser.add_argument("--minutes", type=float, default=9.0, help="how long one call may take (9)")
+    parser.add_argument("--only", nargs="+", choices=known, metavar="NAME", help=f"sections: {', '.join(known)}")
+    parser.add_argument("--again", nargs="?", const="all", choices=("all", "failed"), help="run kept cells again")
+    parser.add_argument("--quick", action="store_true", help="run a little of everything; its figures mean nothing")
+    chosen = parser.parse_args(words)
     facts = machine.probe(launch.environment())
     if chosen.out is None:
         print(_NOT_KEPT, file=sys.stderr)
@@ -44,18 +51,6 @@ def main(words: Sequence[str]) -> int:
         (chosen.out / "gpu.md").write_text(text + "\n", encoding="utf-8")
         (chosen.out / "table.md").write_text(report.for_costs(facts, outcomes) + "\n", encoding="utf-8")
     return FAILED if report.failed(outcomes) else NOT_RUN if report.not_run(outcomes) else 0
-
-
-def _parsed(words: Sequence[str]) -> Any:
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    folder = os.environ.get("OUT") or None
-    parser.add_argument("--out", type=Path, default=folder, help="folder of gpu.md, table.md, results.json ($OUT)")
-    parser.add_argument("--minutes", type=float, default=9.0, help="how long one call may take (9)")
-    known = tuple(SECTIONS)
-    parser.add_argument("--only", nargs="+", choices=known, metavar="NAME", help=f"sections: {', '.join(known)}")
-    parser.add_argument("--again", nargs="?", const="all", choices=("all", "failed"), help="run kept cells again")
-    parser.add_argument("--quick", action="store_true", help="run a little of everything; its figures mean nothing")
-    return parser.parse_args(words)
 
 
 def _outcomes(cells: Sequence[Cell], facts: Dict[str, Any], kept: Kept, again: str, end: float) -> List[Outcome]:

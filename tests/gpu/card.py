@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
-from typing import Any, Callable, ContextManager, Iterator, List, Optional
+from contextlib import contextmanager, nullcontext
+from typing import Any, ContextManager, Iterator, List, Optional
 
 import torch
 
@@ -18,7 +18,7 @@ def here() -> bool:
     return str(world.device().type) == "cuda"
 
 
-@contextlib.contextmanager
+@contextmanager
 def side_stream() -> Iterator[None]:
     """A stream beside the current one, which comes after all that was given to that, and before what follows."""
     if not here():
@@ -47,25 +47,9 @@ def sleep(seconds: float) -> None:
         torch.cuda._sleep(int(seconds * cycles()))
 
 
-def capture(mode: str) -> ContextManager[Any]:
-    """A capture of a CUDA graph that is thrown away; on a CPU its lines are run."""
-    return torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode=mode) if here() else contextlib.nullcontext()
-
-
-def captured(act: Callable[[], None]) -> Callable[[], None]:
-    """Capture what ``act`` gives the card; the result gives it the same again. On a CPU it is ``act``."""
-    if not here():
-        return act
-    graph: Any = torch.cuda.CUDAGraph()
-    # Threads of NCCL and of autograd ask the card for things meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        act()
-    replay: Callable[[], None] = graph.replay
-    return replay
-
-
-def graphed(module: Any, sample: Any) -> Any:
-    return torch.cuda.make_graphed_callables(module, (sample,)) if here() else module
+def capture(mode: str, graph: Any = None) -> ContextManager[Any]:
+    """A capture of a CUDA graph, which is thrown away if none is given; on a CPU its lines are run."""
+    return torch.cuda.graph(graph or torch.cuda.CUDAGraph(), capture_error_mode=mode) if here() else nullcontext()
 
 
 def contexts() -> Optional[List[int]]:

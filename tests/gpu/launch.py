@@ -72,10 +72,15 @@ def _once(cells: Sequence[Cell], cuda: bool, seconds: float) -> List[Outcome]:
         code, printed = ranks.once(command, environment(), folder, seconds)
         outcomes = [_outcome(folder, number, cell, size) for number, cell in enumerate(cells)]
     begun = [each for each in outcomes if each is not None]
-    if begun and begun[-1].error == _ENDED:
-        _overdue(begun[-1], code == ranks.OVERDUE or _TIMEOUT in printed)
+    if begun and begun[-1].error == _ENDED and (code == ranks.OVERDUE or _TIMEOUT in printed):
+        last, limit = begun[-1], begun[-1].cell.limit
+        # What had its own time is an error; what was cut short by the end of all time is left out.
+        own = last.seconds >= limit
+        last.error, last.left_out = (f"not done within {limit:g} s", "") if own else ("", "no time was left to end it")
     if not begun:
-        begun = [Outcome(cells[0], error=f"the ranks did not start: {_last(printed)}")]
+        lines = [line.strip() for line in printed.splitlines() if line.strip()]
+        told = ([line for line in lines if "Error" in line] or lines or [""])[-1][:200]
+        begun = [Outcome(cells[0], error=f"the ranks did not start: {told}")]
     if any(each.error for each in begun):
         print(printed[-6000:], file=sys.stderr)
     return begun
@@ -95,19 +100,6 @@ def _outcome(folder: Path, number: int, cell: Cell, size: int) -> Any:
     left_out = records[0].get("left_out", "")
     seconds = max(each.get("seconds", 0.0) for each in records)
     return Outcome(cell, [] if left_out else [each["found"] for each in records], "", left_out, seconds)
-
-
-def _overdue(each: Outcome, late: bool) -> None:
-    """What had its own time is an error; what was cut short by the end of all time is left out."""
-    if late and each.seconds >= each.cell.limit:
-        each.error = f"not done within {each.cell.limit:g} s"
-    elif late:
-        each.error, each.left_out = "", "no time was left to end it"
-
-
-def _last(printed: str) -> str:
-    lines = [line.strip() for line in printed.splitlines() if "Error" in line]
-    return (lines or [line for line in printed.splitlines() if line.strip()] or [""])[-1][:200]
 
 
 class Kept:

@@ -9,7 +9,7 @@ Graphs are captures, callables that are graphs, a whole step, and the compiler's
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, ContextManager, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import torch
 from torch import nn
@@ -194,13 +194,11 @@ class Two(nn.Module):  # type: ignore[misc, unused-ignore]
         self.one, self.other, self.unused = (stack(3) for _ in range(3))
 
     def forward(self, values: torch.Tensor) -> Any:
-        return [_on(card.side_stream(), part, values) for part in (self.one, self.other)]
-
-
-def _on(stream: ContextManager[None], part: Any, values: torch.Tensor) -> torch.Tensor:
-    with stream:
-        output: torch.Tensor = part(values)
-    return output
+        outputs = []
+        for part in (self.one, self.other):
+            with card.side_stream():
+                outputs.append(part(values))
+        return outputs
 
 
 def outputs(model: Any, number: int) -> Losses:
@@ -234,7 +232,8 @@ class Captures(Trained):
 def callables() -> Any:
     """A part of the model is a graph before it is wrapped."""
     model: Any = stack(4).to(world.device()).train()
-    model[2] = card.graphed(model[2], data(0).requires_grad_())
+    if card.here():
+        model[2] = torch.cuda.make_graphed_callables(model[2], (data(0).requires_grad_(),))
     return model
 
 
@@ -251,7 +250,13 @@ class WholeStep(Program):
                 self._step()
         self.tensors = list(self.model.parameters())
         self.optimizer.zero_grad(set_to_none=True)
-        self.replay = card.captured(self._step)
+        self.replay = self._step
+        if card.here():
+            graph: Any = torch.cuda.CUDAGraph()
+            # Threads of NCCL and of autograd ask the card for things meanwhile.
+            with card.capture("thread_local", graph):
+                self._step()
+            self.replay = graph.replay
 
     def _step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

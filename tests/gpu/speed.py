@@ -52,16 +52,13 @@ def _trained(cell: Dict[str, Any], mode: str, count: int, found: Dict[str, Any])
         found["turns"].append(_timed(made, count))
         found["layers"] += made.layers
         _peak(found)
-        found["counts"] = found["counts"] or _profiled(made, options.get("profiled", 0))
+        # Waits and what else is counted, a step; after the steps that are timed, and once a mode.
+        steps = options["profiled"]
+        if not found["counts"]:
+            syncs.profiled(made.step)
+            counts = syncs.profiled(lambda: made.steps(steps))
+            found["counts"] = {name: number / steps for name, number in counts.items()}
     return {"count": count}
-
-
-def _profiled(made: training.Run, steps: int) -> Dict[str, float]:
-    """Waits and what else is counted, a step; after the steps that are timed, and once a mode."""
-    if not steps:
-        return {}
-    syncs.profiled(made.step)
-    return {name: number / steps for name, number in syncs.profiled(lambda: made.steps(steps)).items()}
 
 
 def _timed(made: training.Run, count: int) -> float:

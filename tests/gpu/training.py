@@ -92,11 +92,6 @@ def autocast(precision: str) -> ContextManager[Any]:
     return torch.autocast(world.device().type, dtype=kind) if kind is not None else contextlib.nullcontext()
 
 
-def adamw(model: nn.Module) -> Any:
-    """The fused one on a GPU: it needs no memory for intermediate results, and no number from the card."""
-    return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True if world.device().type == "cuda" else None)
-
-
 class Run:
     """Takes plain steps; batches lie on the device before the first one."""
 
@@ -104,7 +99,9 @@ class Run:
         self.inner = models.built(name, rate, world.device())
         self.ran = wraps.Ran(self.inner)
         self.model = wrapped(self.inner, mode, models.KINDS[name].cap)
-        self.optimizer = adamw(self.model)
+        # The fused one on a GPU: it needs no memory for intermediate results, and no number from the card.
+        fused = True if world.device().type == "cuda" else None
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=fused)
         self.batches = [models.batch(name, number, world.rank(), world.device()) for number in range(batches)]
         self.precision = precision
         self.layers: List[int] = []

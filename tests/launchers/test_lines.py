@@ -30,14 +30,10 @@ def test_lines_of_ranks_that_no_torchrun_has_started_stand_once(way: str, tmp_pa
     assert len(lines) == len(set(lines)), ended.stderr
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in LAUNCHERS:
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_a_launcher_says_which_rank_this_is(name: str, launched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_says_which_rank_this_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in LAUNCHERS:
+        monkeypatch.delenv(each, raising=False)
     assert log.first_rank()
     monkeypatch.setenv(name, "1")
     assert not log.first_rank()

@@ -9,7 +9,6 @@ import pytest
 from ddpfix.exchange.keys import absent, read
 from ddpfix.exchange.rendezvous import AgreementError
 from tests.scale import parts
-from tests.scale.world import World
 
 SMALL, MIDDLE, LARGE = 2, 64, 512
 LONG = pytest.mark.sampled(inside=False, cells=True)
@@ -17,7 +16,7 @@ LONG = pytest.mark.sampled(inside=False, cells=True)
 
 def measured(size: int, act: str, **more: object) -> parts.Part:
     """One part in a world of its own, whose ranks have met."""
-    world = World(size)
+    world = parts.World(size)
     with world.up():
         if act == "agree":
             return parts.agree(world, **more)  # type: ignore[arg-type]
@@ -77,7 +76,7 @@ def test_a_rank_without_ddpfix_and_one_that_differs_are_named_among_many() -> No
 
 
 def test_many_keys_are_looked_at_together() -> None:
-    world = World(1)
+    world = parts.World(1)
     store, names = world.stores[0], [f"key {number}" for number in range(200)]
     there = names[:130] + names[131:]
     for name in there:

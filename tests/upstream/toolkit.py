@@ -82,17 +82,13 @@ def totals(found: Dict[str, Any], mode: str) -> List[int]:
     return [sum(count.get(word, 0) for count in counts for word in group) for group in words]
 
 
-def arguments(words: Sequence[str]) -> argparse.Namespace:
+def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.upstream.toolkit", description=__doc__)
     parser.add_argument("toolkit", choices=SOURCES)
     parser.add_argument("--source", type=Path, required=True, metavar="CHECKOUT", help="a checkout of the same release")
     parser.add_argument("--mode", choices=[mode for mode in MODES if mode != STOCK], default="auto")
     parser.add_argument("--only", action="append", metavar="TEXT", help="files with this in their path")
-    return parser.parse_args(words)
-
-
-def main(words: Sequence[str]) -> int:
-    given = arguments(words)
+    given = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="ddpfix-upstream-") as folder:
         try:
             suite = SourceSuite(SOURCES[given.toolkit], given.source.resolve(), Path(folder))
