@@ -67,10 +67,9 @@ def _start(place: Place, code: str = "pass", **more: str) -> Callable[[], float]
 
 def _one_pth(place: Place) -> Callable[[], float]:
     """The microseconds that one .pth file takes in a fresh interpreter."""
-    env = place.env()
 
     def run() -> float:
-        done = start([place.python, "-S", "-c", _ONE_PTH, place.packages], env)
+        done = place.run("-S", "-c", _ONE_PTH, place.packages)
         assert done.returncode == 0, done.stderr
         return float(done.stdout) / 1000
 

@@ -29,7 +29,10 @@ def run(cell: Dict[str, Any]) -> Dict[str, Any]:
     # What is wrapped while ddpfix is off stays torch's.
     yardstick = Side(cell, MODES["flag"], 0.0)
     with active(cell["mode"]) as mode:
-        return Exact(cell, mode, yardstick).steps()
+        exact = Exact(cell, mode, yardstick)
+        for number in range(cell["options"]["steps"]):
+            exact.step(number)
+        return exact.found
 
 
 class Side(training.Run):
@@ -89,11 +92,6 @@ class Exact:
         self.found.update(steps=[], ran=[], scales=[], finite=True, known=True)
         # Building a model has given all ranks the same numbers again.
         torch.manual_seed(100 + world.rank())
-
-    def steps(self) -> Dict[str, Any]:
-        for number in range(self.options["steps"]):
-            self.step(number)
-        return self.found
 
     def step(self, number: int) -> None:
         accum = self.options.get("accum", 1)

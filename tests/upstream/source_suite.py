@@ -40,7 +40,11 @@ class SourceSuite:
         # The release that they are run on, and the version that the checkout says.
         self.installed, self.written = versions(source, checkout)
         for part in source.parts:
-            copy(checkout / part, folder / part)
+            (folder / part).parent.mkdir(parents=True, exist_ok=True)
+            if (checkout / part).is_dir():
+                shutil.copytree(checkout / part, folder / part, symlinks=True)
+            elif (checkout / part).exists():
+                shutil.copy(checkout / part, folder / part)
         if source.place:
             (folder / source.place).parent.mkdir(parents=True, exist_ok=True)
             (folder / source.place).symlink_to(next(detect.folders(source.package)))
@@ -82,7 +86,10 @@ def versions(source: Source, checkout: Path) -> Tuple[str, str]:
     if not source.version:
         found = version_of_tree(source.package, checkout)
         return found, found
-    installed, written = metadata.version(source.package), version_of(checkout / source.version)
+    text = (checkout / source.version).read_text(encoding="utf-8")
+    # The file itself, or what it gives ``__version__``.
+    lines = [line.split("=")[1] for line in text.splitlines() if line.startswith("__version__ =")]
+    installed, written = metadata.version(source.package), (lines[0] if lines else text).strip().strip("\"'")
     meant = source.wrong.get(written, written) if installed in source.wrong.values() else written
     if Version(meant).base_version != Version(installed).base_version:
         told = f"{source.package} {installed} is installed; check out {source.tag}"
@@ -100,18 +107,3 @@ def version_of_tree(package: str, checkout: Path) -> str:
     if found in (None, detect.UNRECOGNISED):
         raise SourceError(f"{checkout} has no {package} of a release that the matrix knows")
     return str(found)
-
-
-def version_of(path: Path) -> str:
-    """The version that a file has: the file itself, or what it gives ``__version__``."""
-    text = path.read_text(encoding="utf-8")
-    lines = [line.split("=")[1] for line in text.splitlines() if line.startswith("__version__ =")]
-    return (lines[0] if lines else text).strip().strip("\"'")
-
-
-def copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        shutil.copytree(source, target, symlinks=True)
-    elif source.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, target)
