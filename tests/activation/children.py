@@ -9,19 +9,18 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 KINDS = ("fork", "spawn", "forkserver")
+# 2 where ddpfix is active and its finder is there, once.
 LOOK = (
     "import sys, torch; m = sys.modules.get('ddpfix'); "
-    "print(int(bool(m and m.report().active)) + sum(type(f).__module__ == 'ddpfix.import_hook' for f in sys.meta_path))"
+    "seen = bool(m and m.report().active) + sum(type(f).__module__ == 'ddpfix.import_hook' for f in sys.meta_path)"
 )
+SAY = LOOK + "; print(seen)"
 
 
 def look(*_: object) -> int:
-    """2 where ddpfix is active and its finder is there, once."""
-    import torch  # noqa: F401
-
-    ours = sys.modules.get("ddpfix")
-    active = bool(ours and ours.report().active)
-    return int(active) + sum(type(finder).__module__ == "ddpfix.import_hook" for finder in sys.meta_path)
+    space: Any = {}
+    exec(LOOK, space)
+    return int(space["seen"])
 
 
 def put_look(queue: Any) -> None:
@@ -61,7 +60,7 @@ def executed() -> int:
     child = os.fork()
     if child == 0:
         os.dup2(write, 1)
-        os.execv(sys.executable, [sys.executable, "-c", LOOK])
+        os.execv(sys.executable, [sys.executable, "-c", SAY])
     os.waitpid(child, 0)
     return int(os.read(read, 100))
 
@@ -71,10 +70,10 @@ def main() -> None:
     seen = {"self": look(), "fork of os": raw_fork(), "exec": executed()}
     seen.update({"process " + kind: started(kind) for kind in KINDS})
     seen.update({"pool " + kind: pooled(kind) for kind in ("spawn", "forkserver")})
-    seen["subprocess"] = output(python, "-c", LOOK)
-    seen["shell"] = output("sh", "-c", '"$0" -c "$1"', python, LOOK)
+    seen["subprocess"] = output(python, "-c", SAY)
+    seen["shell"] = output("sh", "-c", '"$0" -c "$1"', python, SAY)
     seen["grandchild"] = output(
-        python, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LOOK!r}])"
+        python, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SAY!r}])"
     )
     print(json.dumps(seen))
 

@@ -9,6 +9,12 @@ import pytest
 
 from tests.activation import support
 from tests.activation.support import Place
+from tests.activation.ways import WAYS, Way, make
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Way:
+    return make(request.param, request)
 
 
 @pytest.fixture(scope="session")

@@ -71,6 +71,13 @@ def succeed(words: Sequence[object], env: Optional[Mapping[str, str]] = None, cw
     return done.stdout
 
 
+def one_line(done: Finished[str], *words: str) -> str:
+    """The only line that was printed, which is ddpfix's and has these words."""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ddpfix: ") and len(line) > 30 and all(word in line for word in words), line
+    return line
+
+
 @dataclass(frozen=True)
 class Place:
     """A virtual environment."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Dict, Set
+from typing import Set
 
 import pytest
 
 from tests.activation.support import ROOT, Finished, Place
-from tests.activation.ways import Way, make, way
+from tests.activation.ways import Way, look, make
 
-__all__ = ["way"]
 PROGRAM = Path(__file__).with_name("children.py")
 
 
 def others(done: Finished[str], usual: int) -> Set[str]:
     """The kinds of children that answer something else."""
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    seen: Dict[str, int] = json.loads(done.stdout)
+    seen = look(done)
     assert len(seen) == 11
     return {kind for kind, number in seen.items() if number != usual}
 

@@ -9,7 +9,7 @@ from typing import Callable, Dict, Tuple
 import pytest
 
 from tests.activation import support
-from tests.activation.support import Finished, Place
+from tests.activation.support import Place, one_line
 
 PROGRAM = "import torch, sys; print(torch.__version__); sys.exit({})"
 Break = Callable[[Path], object]
@@ -21,15 +21,7 @@ def write(name: str, text: str) -> Break:
 
 
 def remove(name: str) -> Break:
-    def act(package: Path) -> None:
-        path = package / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    return act
-
-
-def matrix(text: str) -> Break:
-    return write(MATRIX, text)
+    return lambda package: (package / name).rename(package.parent / "removed")
 
 
 def as_folder(package: Path) -> None:
@@ -65,10 +57,10 @@ AT_TORCH: Dict[str, Break] = {
     "the patches are gone": remove("patches"),
     "no matrix": remove(MATRIX),
     "the matrix is a folder": as_folder,
-    "empty": matrix(""),
+    "empty": write(MATRIX, ""),
     "binary": lambda package: (package / MATRIX).write_bytes(b"\xff\xfe\0\0" * 100),
-    "no digest": matrix("torch\n{}"),
-    "deep": matrix("[" * 600),
+    "no digest": write(MATRIX, "torch\n{}"),
+    "deep": write(MATRIX, "[" * 600),
     "one word is another": replace('"cured"', '"cursed"'),
     "code that is not ours": replace('"code":"torch.', '"code":"os.'),
 }
@@ -87,12 +79,6 @@ def place(tmp_path: Path, wheel: Path, requirements: Path, torch_folder: Path) -
     support.unpack(wheel, place)
     place.link(requirements, torch_folder)
     return place
-
-
-def one_line(done: Finished[str]) -> str:
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("ddpfix: ") and len(lines[0]) > 30, done.stderr
-    return lines[0]
 
 
 @pytest.mark.parametrize("fault", [*AT_START, *AT_TORCH])

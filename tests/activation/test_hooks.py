@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from pathlib import Path
 from typing import Dict
@@ -42,12 +43,6 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.writestr("zipped/one.py", "ONE = 1\n")
         archive.writestr("zip_more.py", "TWO = 2\n")
     return folder
-
-
-def check(place: Place, stubs: Path, code: str, path: str = "") -> None:
-    """Run code after the set-up; it fails by an assertion, and prints nothing."""
-    done = place.run("-c", SETUP + textwrap.dedent(code), cwd=stubs, PYTHONPATH=path or str(stubs))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
 
 
 # A program that looks at modules of the stubs, by what it shows.
@@ -226,6 +221,23 @@ PROGRAMS: Dict[str, str] = {
             thread.join()
         assert {"broken", "stub", "stub.part", "spaces.inside"} <= set(seen) and woken == [1] and looked
     """,
+    # A zip file has one loader for all its modules, and that of Python 3.8 and 3.9 knows the older protocol only.
+    "modules in a zip file": """
+        from importlib.util import find_spec
+        find_spec("zip_more"), find_spec("zip_more"), find_spec("zipped")
+        class Between:
+            # Another module is looked for and imported between the look-up of a module and its execution.
+            def find_spec(self, name, path=None, target=None):
+                spec = hook.find_spec(name, path, target)
+                if name == "zipped":
+                    import zip_more
+                return spec
+        sys.meta_path.insert(0, Between())
+        import zipped.one, zip_more, inspect
+        assert (zipped.one.ONE, zip_more.TWO) == (1, 2)
+        assert seen == ["zip_more", "zipped", "zipped.one"], seen
+        assert inspect.getsource(zip_more) == "TWO = 2\\n"
+    """,
     "installing twice and removing": """
         assert import_hook.install(frozenset()) is hook and sys.meta_path.count(hook) == 1
         sys.meta_path.remove(hook)
@@ -241,7 +253,10 @@ PROGRAMS: Dict[str, str] = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_import_system_works_as_ever(name: str, installed: Place, stubs: Path) -> None:
-    check(installed, stubs, PROGRAMS[name])
+    """Code after the set-up fails by an assertion, and prints nothing."""
+    path = os.pathsep.join([str(stubs), str(stubs / "archive.zip")])
+    done = installed.run("-c", SETUP + textwrap.dedent(PROGRAMS[name]), cwd=stubs, PYTHONPATH=path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
 
 
 def test_runpy_of_a_watched_module(installed: Place, stubs: Path) -> None:
@@ -250,31 +265,6 @@ def test_runpy_of_a_watched_module(installed: Place, stubs: Path) -> None:
     assert unpatched.stdout == "__main__ torch.tool ['a']\n"
     done = installed.run("-m", "torch.tool", "a", DDPFIX="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, unpatched.stdout, "")
-
-
-def test_modules_in_a_zip_file(installed: Place, stubs: Path) -> None:
-    """A zip file has one loader for all its modules, and that of Python 3.8 and 3.9 knows the older protocol only."""
-    check(
-        installed,
-        stubs,
-        """
-        from importlib.util import find_spec
-        find_spec("zip_more"), find_spec("zip_more"), find_spec("zipped")
-        class Between:
-            # Another module is looked for and imported between the look-up of a module and its execution.
-            def find_spec(self, name, path=None, target=None):
-                spec = hook.find_spec(name, path, target)
-                if name == "zipped":
-                    import zip_more
-                return spec
-        sys.meta_path.insert(0, Between())
-        import zipped.one, zip_more, inspect
-        assert (zipped.one.ONE, zip_more.TWO) == (1, 2)
-        assert seen == ["zip_more", "zipped", "zipped.one"], seen
-        assert inspect.getsource(zip_more) == "TWO = 2\\n"
-        """,
-        path=str(stubs / "archive.zip"),
-    )
 
 
 def test_undo_takes_the_finder_away(installed: Place) -> None:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Dict
 
+from tests.activation.support import ROOT, start
 from tests.support.ranks import environment
 
 CHILD = Path(__file__).with_name("introspected.py")
-ROOT = CHILD.parent.parent.parent
 Seen = Dict[str, Dict[str, str]]
 
 
 def looked(ddpfix: str, *words: str) -> Seen:
-    environ = {**environment({"DDPFIX": ddpfix}), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(CHILD), *words], env=environ, capture_output=True, text=True, timeout=300
-    )
+    environ = environment({"DDPFIX": ddpfix, "PYTHONPATH": str(ROOT)})
+    done = start([sys.executable, CHILD, *words], environ, timeout=300)
     assert done.returncode == 0, done.stderr
     found: Seen = json.loads(done.stdout.splitlines()[-1])
     return found

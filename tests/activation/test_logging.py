@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import List, NamedTuple
 
 import pytest
 
+from tests.activation.support import start
 from tests.support import ranks
 
 PAGE = Path(__file__).parents[2] / "docs" / "logging.md"
@@ -37,7 +37,7 @@ class Found(NamedTuple):
 def said(folder: Path, *parts: str) -> Found:
     """Run a program in a process of its own; without what imports torch: ddpfix.activate() needs none."""
     words = [sys.executable, "-c", BEGINNING + "".join(f"{part}\n" for part in parts)]
-    done = subprocess.run(words, cwd=folder, env=ranks.environment(), capture_output=True, text=True, timeout=60)
+    done = start(words, ranks.environment(), folder)
     assert done.returncode == 0, done.stderr
     file = folder / "train.log"
     text = file.read_text(encoding="utf-8") if file.exists() else ""

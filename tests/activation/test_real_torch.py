@@ -8,7 +8,7 @@ from typing import Dict, List, Optional
 
 import pytest
 
-from tests.activation.support import ROOT, Finished, Place, start
+from tests.activation.support import ROOT, Place, start
 
 RANKS = Path(__file__).with_name("ranks.py")
 # What a process without a group never needs waits for one.
@@ -65,15 +65,12 @@ def test_every_rank_of_a_launcher(real: Place, tmp_path: Path, launch: str) -> N
     words = LAUNCHES[launch].format(script=RANKS, module="tests.activation.ranks", python=real.python).split()
     variable = "1" if launch.startswith("variable") else None
     env = real.env(DDPFIX=variable, OUT=str(tmp_path), PYTHONPATH=str(ROOT) if module else None)
-    check(start([real.bin / words[0], *words[1:]], env, tmp_path), tmp_path, module)
-
-
-def check(done: Finished[str], folder: Path, module: bool) -> None:
+    done = start([real.bin / words[0], *words[1:]], env, tmp_path)
     assert done.returncode == 0, done.stderr
     # The launcher and its ranks say nothing but the one line of the process group.
     assert sum(line.startswith("ddpfix") for line in done.stderr.splitlines()) == 1, done.stderr
     for rank in ("0", "1"):
-        seen = json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
+        seen = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
         assert (seen["finders"], seen["steps"], seen["argv"]) == (1, "applied", [str(RANKS), "a"])
         assert seen["main"] == ["__main__", "tests.activation.ranks" if module else None]
         assert module or seen["path"] == str(RANKS.parent)

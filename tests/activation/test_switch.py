@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
-from tests.activation.support import ROOT, Finished, Place, start
-from tests.activation.ways import PROBE, Way, way
-
-__all__ = ["way"]
+from tests.activation.support import ROOT, Finished, Place, one_line, start
+from tests.activation.ways import PROBE, Way, look
 
 AUTO = "import ddpfix.auto\n"
 TRY_TORCH = (
     "import torch, sys; ours = sys.modules.get('ddpfix'); print(bool(ours and ours.report().active)); sys.exit(3)"
 )
-
-
-def look(done: Finished[str]) -> Dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    seen: Dict[str, Any] = json.loads(done.stdout)
-    return seen
 
 
 def nothing(done: Finished[str], *ours: str) -> None:
@@ -31,16 +22,45 @@ def nothing(done: Finished[str], *ours: str) -> None:
     assert (seen["armed"], seen["active"], seen["ours"], done.stderr) == (0, False, sorted(ours), "")
 
 
-@pytest.mark.parametrize("value", ["1", "true", "YES", " on "])
-def test_values_that_mean_on(installed: Place, value: str) -> None:
-    seen = look(installed.run("-c", PROBE, DDPFIX=value))
+CHILD = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {PROBE!r}])\n"
+RUN = ("-m", "ddpfix", "run")
+# The words, and DDPFIX.
+ON: List[Tuple[Sequence[str], Optional[str]]] = [
+    *((["-c", PROBE], value) for value in ("1", "true", "YES", " on ")),
+    # The import; children that are started later find the variable.
+    *((["-c", AUTO + code], value) for code in (PROBE, CHILD) for value in (None, "")),
+    ([*RUN, "-c", PROBE], ""),
+    # All ways at once are one activation.
+    ([*RUN, "python", *RUN, "-c", AUTO + PROBE], "1"),
+]
+
+
+@pytest.mark.parametrize(("words", "value"), ON, ids=range(len(ON)))
+def test_what_switches_on(installed: Place, words: Sequence[str], value: Optional[str]) -> None:
+    seen = look(installed.run(*words, DDPFIX=value))
     assert (seen["armed"], seen["active"]) == (1, True)
 
 
-@pytest.mark.parametrize("value", [None, "", "0", "false", "No", "off", " 0 ", " "])
-def test_values_that_mean_off_and_the_usual_ones_import_nothing(installed: Place, value: Optional[str]) -> None:
-    ours = () if value in (None, "", "0") else ("ddpfix", "ddpfix._boot", "ddpfix._env")
-    nothing(installed.run("-c", PROBE, DDPFIX=value), *ours)
+def test_the_import_switches_on_where_nothing_is_installed(unpatched: Place) -> None:
+    assert look(unpatched.run("-c", AUTO + PROBE, PYTHONPATH=str(ROOT)))["active"]
+
+
+LOADED = ("ddpfix", "ddpfix._boot", "ddpfix._env")
+# The words, DDPFIX, and what of ours is loaded all the same.
+OFF: List[Tuple[Sequence[str], Optional[str], Sequence[str]]] = [
+    *((["-c", PROBE], value, ()) for value in (None, "", "0")),
+    *((["-c", PROBE], value, LOADED) for value in ("false", "No", "off", " 0 ", " ")),
+    # Isolated interpreters.
+    *(([flag, "-c", PROBE], "1", ()) for flag in ("-I", "-E", "-S", "-ES")),
+    (["-c", AUTO + PROBE], "0", ("ddpfix", "ddpfix._env", "ddpfix.auto")),
+]
+
+
+@pytest.mark.parametrize(("words", "value", "ours"), OFF, ids=range(len(OFF)))
+def test_where_it_is_off_nothing_is_imported(
+    installed: Place, words: Sequence[str], value: Optional[str], ours: Sequence[str]
+) -> None:
+    nothing(installed.run(*words, DDPFIX=value), *ours)
 
 
 RANK = {"LOCAL_RANK": "0", "DDPFIX_HANG": "50", "DDPFIX_LOG": "debug"}
@@ -71,11 +91,6 @@ def test_a_program_that_switches_ddpfix_on_itself_gets_no_line(installed: Place)
     assert (done.returncode, done.stdout, done.stderr) == (3, "True\n", "")
 
 
-@pytest.mark.parametrize("flag", ["-I", "-E", "-S", "-ES"])
-def test_isolated_interpreters_stay_unpatched(installed: Place, flag: str) -> None:
-    nothing(installed.run(flag, "-c", PROBE, DDPFIX="1"))
-
-
 @pytest.mark.parametrize("flag", ["-I", "-E"])
 def test_isolated_children_of_run_stay_unpatched(way: Way, flag: str) -> None:
     rest = ["-c", PROBE] if not way.prefix else ["python", flag, "-c", PROBE]
@@ -85,12 +100,8 @@ def test_isolated_children_of_run_stay_unpatched(way: Way, flag: str) -> None:
 
 def test_run_in_an_isolated_interpreter_says_that_it_does_nothing(installed: Place) -> None:
     done = installed.run("-I", "-m", "ddpfix", "run", "-c", PROBE)
-    assert look(done)["armed"] == 0
+    assert look(done, False)["armed"] == 0
     assert len(done.stderr.splitlines()) == 1 and "-I" in done.stderr
-
-
-def test_zero_wins_over_the_import(installed: Place) -> None:
-    nothing(installed.run("-c", AUTO + PROBE, DDPFIX="0"), "ddpfix", "ddpfix._env", "ddpfix.auto")
 
 
 def test_zero_wins_over_run_whatever_else_is_set(way: Way) -> None:
@@ -99,32 +110,12 @@ def test_zero_wins_over_run_whatever_else_is_set(way: Way) -> None:
         nothing(start(way.ours([], ["-c", PROBE]), env))
 
 
-def test_an_empty_variable_does_not_forbid(installed: Place) -> None:
-    for words in (["-c", AUTO + PROBE], ["-m", "ddpfix", "run", "-c", PROBE]):
-        assert look(installed.run(*words, DDPFIX=""))["active"]
-
-
-def test_the_import_switches_on(installed: Place, unpatched: Place) -> None:
-    child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {PROBE!r}])\n"
-    assert look(installed.run("-c", AUTO + PROBE))["active"]
-    assert look(unpatched.run("-c", AUTO + PROBE, PYTHONPATH=str(ROOT)))["active"]
-    # Children that are started later find the variable.
-    assert look(installed.run("-c", AUTO + child))["active"]
-    assert look(installed.run("-c", AUTO + child, DDPFIX=""))["active"]
-
-
-def test_all_ways_at_once_are_one_activation(installed: Place) -> None:
-    twice = ["-m", "ddpfix", "run", "python", "-m", "ddpfix", "run", "-c", AUTO + PROBE]
-    seen = look(installed.run(*twice, DDPFIX="1"))
-    assert (seen["armed"], seen["active"]) == (1, True)
-
-
 @pytest.mark.parametrize("value", ["maybe", "2", "-1", "on off"])
 def test_a_value_that_is_not_understood_is_one_line(way: Way, value: str) -> None:
     unpatched = way.plain(["-c", PROBE])
     env = way.unpatched_env(DDPFIX=value)
     done = start(way.ours([], ["-c", PROBE]), env)
-    assert look(done)["armed"] == 0 and look(done)["world"] == look(unpatched)["world"]
+    assert look(done, False)["armed"] == 0 and look(done, False)["world"] == look(unpatched)["world"]
     one_line(done, "DDPFIX", value, "1", "true", "yes", "on", "0", "false", "no", "off")
     ending = start(way.ours([], ["-c", TRY_TORCH]), env)
     assert (ending.returncode, ending.stdout) == (3, "False\n")
@@ -134,14 +125,8 @@ def test_a_value_that_is_not_understood_is_one_line(way: Way, value: str) -> Non
 def test_a_value_that_is_not_understood_and_the_import(installed: Place, unpatched: Place) -> None:
     for place, path in ((installed, None), (unpatched, str(ROOT))):
         done = place.run("-c", AUTO + PROBE, DDPFIX="maybe", PYTHONPATH=path)
-        assert look(done)["armed"] == 0
+        assert look(done, False)["armed"] == 0
         assert {line.partition(":")[0] for line in done.stderr.splitlines()} == {"ddpfix"}
-
-
-def one_line(done: Finished[str], *words: str) -> None:
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("ddpfix: "), done.stderr
-    assert all(word in lines[0] for word in words), lines[0]
 
 
 BAD: List[Dict[str, str]] = [

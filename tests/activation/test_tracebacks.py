@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
@@ -22,23 +21,16 @@ model(torch.ones(2, 5))
 """
 
 
-def started(folder: Path, program: str, environ: Dict[str, str], size: int = 2) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(program)
-    command = [*ranks.elastic(size), "train.py"]
-    env = ranks.environment(environ)
-    return subprocess.run(command, env=env, cwd=str(folder), capture_output=True, text=True, timeout=180)
-
-
 @pytest.mark.ranks
 @pytest.mark.sampled(inside=False, cells=True)
 def test_what_is_printed_and_torchruns_summary_have_no_frame_of_ddpfix(tmp_path: Path) -> None:
-    printed, _, summary = started(tmp_path, FAILING, {"DDPFIX": "1"}).stderr.partition("Root Cause")
+    _, output = ranks.script(FAILING, tmp_path, DDPFIX="1")
+    printed, _, summary = output.partition("Root Cause")
     assert "mat1 and mat2" in printed and "mat1 and mat2" in summary
     own = str(Path(user_code.OWN[-1]))
     assert own not in summary
     assert sys.version_info < (3, 11) or own not in printed
-    told = started(tmp_path, FAILING, {"DDPFIX": "1", "DDPFIX_LOG": "debug"}).stderr
-    assert own in told
+    assert own in ranks.script(FAILING, tmp_path, DDPFIX="1", DDPFIX_LOG="debug")[1]
 
 
 def frames(error: BaseException) -> List[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
@@ -34,6 +36,13 @@ print(json.dumps({"world": world, "armed": len(armed), "active": active, "ours":
 """
 
 
+def look(done: Finished[str], silent: bool = True) -> Dict[str, Any]:
+    """What the probe has printed."""
+    assert done.returncode == 0 and not (silent and done.stderr), done.stderr
+    seen: Dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
 @dataclass(frozen=True)
 class Way:
     """How a command line is started under ddpfix, in which place, and with which environment both ways."""
@@ -44,27 +53,21 @@ class Way:
     switch: Optional[str] = None
     console: bool = False
 
-    def plain(
+    def _start(
         self,
+        ours: bool,
         rest: Sequence[object],
         here: Optional[Path] = None,
         flags: Sequence[str] = (),
         stdin: str = "",
         **more: str,
     ) -> Finished[str]:
-        """Run it without ddpfix; keywords are environment variables."""
-        return start([self.place.python, *flags, *rest], self.unpatched_env(**more), here, stdin)
+        """Run it under ddpfix, or as it is; keywords are environment variables."""
+        words = self.ours(flags, rest) if ours else [self.place.python, *flags, *rest]
+        return start(words, self.ours_env(**more) if ours else self.unpatched_env(**more), here, stdin)
 
-    def run(
-        self,
-        rest: Sequence[object],
-        here: Optional[Path] = None,
-        flags: Sequence[str] = (),
-        stdin: str = "",
-        **more: str,
-    ) -> Finished[str]:
-        """The same under ddpfix."""
-        return start(self.ours(flags, rest), self.ours_env(**more), here, stdin)
+    run = partialmethod(_start, True)
+    plain = partialmethod(_start, False)
 
     def ours(self, flags: Sequence[str], rest: Sequence[object]) -> List[object]:
         first = [self.place.bin / "ddpfix"] if self.console else [self.place.python, *flags]
@@ -78,11 +81,6 @@ class Way:
 
 
 WAYS = ("variable", "run", "console", "checkout")
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> Way:
-    return make(request.param, request)
 
 
 def make(name: str, request: pytest.FixtureRequest) -> Way:

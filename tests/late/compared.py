@@ -1,18 +1,20 @@
-"""Trains a model with LayerDrop and records what is compared with a run in another mode."""
+"""Trains models and records what is compared with a run in another mode: with LayerDrop, or under torch.compile."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
+import functools
 import hashlib
 from typing import Any, Dict, List
 
 import torch
 import transformers
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from transformers.modeling_outputs import BaseModelOutput
+
+from tests.support import zoo
 
 OPTIMIZERS: Dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.01),
@@ -20,56 +22,26 @@ OPTIMIZERS: Dict[str, Any] = {
 }
 
 
-def wav2vec2(rate: float) -> Any:
-    config = transformers.Wav2Vec2Config(
-        hidden_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        intermediate_size=32,
-        conv_dim=(8, 8),
-        # Torch 2.0 and 2.1 on a CPU write what is in memory where the gradient of a GELU is transposed.
-        feat_extract_activation="relu",
-        conv_stride=(4, 4),
-        conv_kernel=(4, 4),
-        num_feat_extract_layers=2,
-        num_conv_pos_embeddings=4,
-        num_conv_pos_embedding_groups=2,
-        layerdrop=rate,
-        mask_time_prob=0.0,
-        attention_dropout=0.0,
-    )
+def wav2vec2() -> Any:
+    """With dropout, whose draws a recomputation has to repeat."""
+    config = zoo.tiny_model("wav2vec2").make_config()
+    config.update({"hidden_dropout": 0.1, "activation_dropout": 0.1})
     return transformers.Wav2Vec2Model(config).train()
 
 
-def bart_encoder(rate: float) -> Any:
+def bart_encoder() -> Any:
     """The encoder skips; in some steps all of its layers. (Without any layer of a decoder its encoder is cut off.)"""
-    config = transformers.BartConfig(
-        vocab_size=20,
-        d_model=16,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-        max_position_embeddings=16,
-        encoder_layerdrop=rate,
-        decoder_layerdrop=0.0,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=2,
-        forced_eos_token_id=2,
-    )
+    config = zoo.tiny_model("bart").make_config()
+    config.update({"encoder_layers": 2, "decoder_layers": 2, "decoder_layerdrop": 0.0, "dropout": 0.1})
     return transformers.BartForConditionalGeneration(config).train()
 
 
-class Siamese(torch.nn.Module):
+class Siamese(nn.Module):
     """One encoder, called twice in a forward: a layer may be skipped in one of the calls only."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.encoder = wav2vec2(rate)
+        self.encoder = wav2vec2()
 
     def forward(self, input_values: Any) -> Any:
         one, other = (self.encoder(input_values=x).last_hidden_state for x in (input_values, input_values.flip(0)))
@@ -87,41 +59,51 @@ def batch(kind: str, number: int) -> Dict[str, Any]:
 def loss(output: Any) -> Any:
     """Of a model without a head, a weighted sum: the output of a layer norm always has the same mean square."""
     if "loss" in output:
-        return output.loss
-    state = output.last_hidden_state
+        return output["loss"]
+    state = output["last_hidden_state"]
     return (state * torch.linspace(-1.0, 1.0, state.numel()).view_as(state)).mean()
 
 
-def run(scenario: Dict[str, Any]) -> None:
-    """``record``: a digest of all parameters and one of which gradients are None after each step, and more."""
-    record, plan = scenario["found"], scenario["comparison"]
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
-    torch.manual_seed(5)
-    inner = {"wav2vec2": wav2vec2, "bart_encoder": bart_encoder, "siamese": Siamese}[plan["model"]](plan["rate"])
-    checkpointed(inner, plan["checkpointing"])
+def train(
+    record: Dict[str, Any],
+    model: str = "wav2vec2",
+    optimizer: str = "sgd",
+    accum: int = 1,
+    checkpointing: str = "",
+    to_none: bool = True,
+    cap: float = 0.01,
+    hook: str = "",
+    steps: int = 6,
+    **ddp: Any,
+) -> None:
+    """``record``: a digest of all parameters and one of which gradients are None after each step, and more.
+
+    Args:
+        hook: a communication hook of torch's default_hooks, "powerSGD_hook", or "".
+    """
+    inner = {"wav2vec2": wav2vec2, "bart_encoder": bart_encoder, "siamese": Siamese}[model]()
+    checkpointed(inner, checkpointing)
     record["recomputed"] = recomputed = [0]
     CheckpointFunction.backward = counting(recomputed)
     torch.manual_seed(distributed.get_rank())
-    model = DistributedDataParallel(inner, bucket_cap_mb=plan["cap"], **scenario["ddp"])
-    if scenario["hook"]:
-        register(model, scenario["hook"])
-    optimizer = OPTIMIZERS[plan["optimizer"]](model.parameters())
-    exchanges = exchanges_of(model) if scenario["settings"] is not None else []
-    record.update(flag=model.find_unused_parameters, views=model.gradient_as_bucket_view, steps=[], none=[], layers=[])
-    for step in range(scenario["steps"]):
-        optimizer.zero_grad(set_to_none=plan["to_none"])
-        for index in range(plan["accum"]):
-            last = index == plan["accum"] - 1
-            with contextlib.nullcontext() if last else model.no_sync():
-                output = model(**batch(plan["model"], step * plan["accum"] + index))
-                (loss(output) / plan["accum"]).backward()
-        optimizer.step()
-        record["none"].append(digest([torch.tensor(p.grad is None) for p in model.parameters()]))
-        record["steps"].append(digest(list(model.parameters())))
+    wrapper = DistributedDataParallel(inner, bucket_cap_mb=cap, **ddp)
+    if hook:
+        register(wrapper, hook)
+    made = OPTIMIZERS[optimizer](wrapper.parameters())
+    exchanges = exchanges_of(wrapper)
+    record.update(flag=wrapper.find_unused_parameters, views=wrapper.gradient_as_bucket_view, steps=[], none=[])
+    for step in range(steps):
+        made.zero_grad(set_to_none=to_none)
+        for index in range(accum):
+            with contextlib.nullcontext() if index == accum - 1 else wrapper.no_sync():
+                output = wrapper(**batch(model, step * accum + index))
+                (loss(output) / accum).backward()
+        made.step()
+        record["none"].append(digest([torch.tensor(p.grad is None) for p in wrapper.parameters()]))
+        record["steps"].append(digest(list(wrapper.parameters())))
     record["exchanges"] = len(exchanges)
     # Numbers that are none compare as equal.
-    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    assert all(bool(torch.isfinite(p).all()) for p in wrapper.parameters())
     assert len(set(record["steps"])) == len(record["steps"])
 
 
@@ -140,7 +122,8 @@ def exchanges_of(model: Any) -> List[int]:
     from ddpfix.patches.torch.unused.states import REDUCTION
 
     seen: List[int] = []
-    reduction: Any = REDUCTION.of(ddp.of(model))  # type: ignore[arg-type]
+    known = ddp.of(model)
+    reduction: Any = None if known is None else REDUCTION.of(known)
     if reduction is not None:
         stock = reduction.used._reduce
 
@@ -192,3 +175,55 @@ def digest(tensors: List[Any]) -> str:
     for tensor in tensors:
         whole.update(tensor.detach().contiguous().numpy().tobytes())
     return whole.hexdigest()[:16]
+
+
+# ``torch.compile(DistributedDataParallel(model))``, and what torch.compile made of it.
+WIDTH = 512
+
+
+class Stack(nn.Module):
+    """Blocks, and, with ``spare``, one that is never used."""
+
+    def __init__(self, spare: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(6))
+        if spare:
+            self.never = nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return {"last_hidden_state": x}
+
+
+def compiled(record: Dict[str, Any], build: Any, size: Any = (4, WIDTH), compiles: bool = True, **ddp: bool) -> None:
+    from torch._dynamo.utils import counters
+
+    graphs: List[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(len(list(graph.graph.nodes)))
+        return graph.forward
+
+    # Some blocks share a bucket, and others have one of their own: DDP cuts the graph between them.
+    wrapped = DistributedDataParallel(build(), bucket_cap_mb=2, **ddp)
+    model = torch.compile(wrapped, backend=backend) if compiles else wrapped
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    record["steps"] = []
+    for number in range(4):
+        torch.manual_seed(100 * number + distributed.get_rank())
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(10 * number + distributed.get_rank())
+        loss(model(torch.randn(*size, generator=generator))).backward()
+        optimizer.step()
+        record["steps"].append(digest(list(model.parameters())))
+    record["graphs"], record["flag"] = len(graphs), wrapped.find_unused_parameters
+    record["frames"], record["breaks"] = counters["frames"]["total"], sum(counters["graph_break"].values())
+
+
+stack: Any = functools.partial(compiled, build=Stack)
+static: Any = functools.partial(compiled, build=Stack, static_graph=True)
+spare: Any = functools.partial(compiled, build=lambda: Stack(spare=True))
+spare_eager: Any = functools.partial(spare, compiles=False)
+layerdrop: Any = functools.partial(compiled, build=wav2vec2, size=(2, 400))
+layerdrop_eager: Any = functools.partial(layerdrop, compiles=False)

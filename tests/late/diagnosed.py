@@ -6,19 +6,17 @@ checkpointed, and so on.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from tests.late.parting import sums
+from tests.late.parting import Record, sums
 
-Record = Dict[str, Any]
 STEPS = 4
 SIZE = 4
 
@@ -137,55 +135,19 @@ class Twice(Net):
         return super().forward(x, [0, 1])
 
 
-def reentrant_twice(record: Record) -> None:
-    trained(record, wrap(Twice(aux=False)), lambda model, step: model(batch(step)).sum())
+class Step(nn.Module):
+    """Its forward is a step of the program: it prepares DDP, and calls backward within the wrapped model's forward."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
 
-def two_backwards(record: Record) -> None:
-    """Two losses with parameters in common."""
-
-    def loss(model: Any, step: int) -> Any:
-        output = model(batch(step))
-        first_loss, second_loss = output["main"].sum(), output["extra"].sum()
-        for line in lines("(first_loss"):
-            eval(line, {"first_loss": first_loss, "second_loss": second_loss})
-            return None
-        first_loss.backward(retain_graph=True)
-        return second_loss + first_loss
-
-    trained(record, wrap(Two()), loss)
-
-
-def within(record: Record, **given: Any) -> None:
-    """The program prepares DDP and calls backward within the wrapped model's own forward."""
-    net = Net()
-
-    class Step(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, x: Any) -> None:
-            loss = self.net(x).sum()
-            wrapper.reducer._rebuild_buckets()
-            for line in lines("model.reducer"):
-                eval(line, {"model": wrapper, "loss": loss})
-                break
-            else:
-                wrapper.reducer.prepare_for_backward([])
-            loss.backward()
-
-    def loss(model: Any, step: int) -> None:
-        model.require_backward_grad_sync = False
-        model(batch(step))
-
-    wrapper = wrap(Step(), **given)
-    trained(record, wrapper, loss)
-
-
-def within_with_the_flag(record: Record) -> None:
-    """The same with the flag, where DDP is told of no output."""
-    within(record, find_unused_parameters=True)
+    def forward(self, x: Any, wrapper: Any) -> None:
+        loss = self.net(x).sum()
+        wrapper.reducer._rebuild_buckets()
+        for line in lines("model.reducer") or ["model.reducer.prepare_for_backward([])"]:
+            eval(line, {"model": wrapper, "loss": loss})
+        loss.backward()
 
 
 Build = Callable[[], nn.Module]
@@ -207,6 +169,22 @@ def of_output(model: Any, step: int) -> Any:
     return output["main"].sum()
 
 
+def within(model: Any, step: int) -> None:
+    model.require_backward_grad_sync = False
+    model(batch(step), model)
+
+
+def two_backwards(model: Any, step: int) -> Any:
+    """Two losses with parameters in common."""
+    output = model(batch(step))
+    first_loss, second_loss = output["main"].sum(), output["extra"].sum()
+    for line in lines("(first_loss"):
+        eval(line, {"first_loss": first_loss, "second_loss": second_loss})
+        return None
+    first_loss.backward(retain_graph=True)
+    return second_loss + first_loss
+
+
 def skipping(*skips: Sequence[int]) -> Loss:
     """A loss that skips layers, by the step."""
     return lambda model, step: model(batch(step), skips[step % len(skips)]).sum()
@@ -216,44 +194,45 @@ def stack() -> nn.Module:
     return Net(aux=False)
 
 
-# The model, its loss and keywords of DDP.
-PROGRAMS: Dict[str, Tuple[Build, Loss, Dict[str, Any]]] = {
-    "layerdrop": (Dropping, usual, {}),
+def program(build: Build, loss: Loss = usual, **options: bool) -> Callable[[Record], None]:
+    """Train a model with a loss, under DDP with these keywords."""
+    return lambda record: trained(record, wrap(build(), **options), loss)
+
+
+PROGRAMS: Dict[str, Callable[[Record], None]] = {
+    "layerdrop": program(Dropping),
     # A head that is never used.
-    "never": (Net, usual, {}),
+    "never": program(Net),
     # The user's own False, which stays.
-    "explicit_false": (Net, usual, {"find_unused_parameters": False}),
-    "outside": (Two, of_output, {}),
+    "explicit_false": program(Net, find_unused_parameters=False),
+    "outside": program(Two, of_output),
     # The same, and the program keeps nothing but the first output.
-    "dropped": (Two, lambda model, step: model(batch(step))["main"].sum(), {}),
-    "lost": (Lost, usual, {}),
+    "dropped": program(Two, lambda model, step: model(batch(step))["main"].sum()),
+    "lost": program(Lost),
     # The first rank alone leaves a layer out, or each rank another one.
-    "one_rank": (stack, lambda model, step: model(batch(step), [] if distributed.get_rank() else [1]).sum(), {}),
-    "each_its_own": (stack, lambda model, step: model(batch(step), [1 + distributed.get_rank()]).sum(), {}),
+    "one_rank": program(stack, lambda model, step: model(batch(step), [] if distributed.get_rank() else [1]).sum()),
+    "each_its_own": program(stack, lambda model, step: model(batch(step), [1 + distributed.get_rank()]).sum()),
     # A module that never runs beside reentrant checkpoints, which the flag excludes.
-    "unused_and_reentrant": (Reentrant, through_inputs, {}),
-    "reentrant_and_flag": (Reentrant, through_inputs, {"find_unused_parameters": True}),
+    "unused_and_reentrant": program(Reentrant, through_inputs),
+    "reentrant_and_flag": program(Reentrant, through_inputs, find_unused_parameters=True),
     # The loss uses a part of the model by itself.
-    "outside_forward": (
+    "outside_forward": program(
         Net,
         lambda model, step: model(batch(step)).sum() + model.module.aux(batch(step)).sum(),
-        {"find_unused_parameters": True},
+        find_unused_parameters=True,
     ),
     # The two forwards of a step use all layers together.
-    "two_forwards": (
+    "two_forwards": program(
         stack,
         lambda model, step: model(batch(step), [1]).sum() + model(batch(step), [2]).sum(),
-        {"find_unused_parameters": True},
+        find_unused_parameters=True,
     ),
+    "two_backwards": program(Two, two_backwards),
+    "reentrant_twice": program(lambda: Twice(aux=False)),
+    # DDP is told of no output, and is not asked to look for what is unused, or is.
+    "within": program(Step, within),
+    "within_with_the_flag": program(Step, within, find_unused_parameters=True),
     # A layer that the first steps skip, or the third one.
-    "static_new": (stack, skipping([1], [1], [], []), {"static_graph": True}),
-    "static_less": (stack, skipping([], [], [1], []), {"static_graph": True}),
+    "static_new": program(stack, skipping([1], [1], [], []), static_graph=True),
+    "static_less": program(stack, skipping([], [], [1], []), static_graph=True),
 }
-
-
-def run(record: Record, name: str) -> None:
-    build, loss, options = PROGRAMS[name]
-    trained(record, wrap(build(), **options), loss)
-
-
-globals().update({name: functools.partial(run, name=name) for name in PROGRAMS})

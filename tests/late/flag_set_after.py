@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
-from tests.late.parting import STEPS, batch, note, sgd, wrapped
+from tests.late.parting import batch
 
 
-def run(record: Dict[str, Any], before: bool = False) -> None:
-    model = wrapped()
-    optimizer = sgd(model)
+def backward(model: Any, step: int, before: bool = False) -> None:
+    def flag() -> None:
+        model.require_backward_grad_sync = averaged
 
-    def flag(number: int) -> None:
-        model.require_backward_grad_sync = number % 2 == 1
-
-    for number in range(2 * STEPS):
+    for averaged in (False, True):
         if before:
-            flag(number)
-        value = model(batch(number)).pow(2).mean()
+            flag()
+        value = model(batch(2 * step + averaged)).pow(2).mean()
         if not before:
-            flag(number)
+            flag()
         value.backward()
-        if number % 2:
-            optimizer.step()
-            optimizer.zero_grad()
-            note(record, model)

@@ -1,7 +1,7 @@
 """Models of which some parameters are used by some ranks only, by none, or not yet, with every kind of optimizer.
 
-Each function fills ``record`` with the parameters, the gradients and the optimizer's state after each step, in bits.
-``flag_NAME`` is the same program with ``find_unused_parameters=True``, for plain torch.
+Each fills ``record`` with the parameters, the gradients and the optimizer's state after each step, in bits. It is given
+keywords of DDP.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.late.loops.loop import numbers
-from tests.late.parting import sums
+from tests.late.parting import Record, sums
 
-Record = Dict[str, Any]
 STEPS = 12
 RELEASE = Version(torch.__version__)
 
@@ -88,13 +87,13 @@ def train(
     way: Way,
     optimizer_of: Callable[[Any], torch.optim.Optimizer],
     record: Record,
-    ddp: Dict[str, Any],
     accumulate: int = 1,
     to_none: bool = True,
     clipped: bool = False,
     averaged: bool = False,
     reset: int = 1,
     joins: bool = False,
+    **ddp: Any,
 ) -> None:
     """Train; of ``accumulate`` micro-batches the last is averaged, and gradients are reset each ``reset`` steps."""
     rank, size = distributed.get_rank(), distributed.get_world_size()
@@ -145,10 +144,3 @@ PROGRAMS: Dict[str, Callable[..., None]] = {
     "joined_never": way("never", joins=True),
     "joined_late": way("late", joins=True),
 }
-
-
-# By name, for plans: without the flag, and with it.
-globals().update({name: functools.partial(each, ddp={}) for name, each in PROGRAMS.items()})
-globals().update(
-    {f"flag_{name}": functools.partial(each, ddp={"find_unused_parameters": True}) for name, each in PROGRAMS.items()}
-)

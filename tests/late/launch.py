@@ -15,33 +15,38 @@ FAILURE = "Expected to have finished reduction in the prior iteration"
 Ranks = List[pool.Record]
 
 
-def comparison(model: str = "wav2vec2", **others: Any) -> Dict[str, Any]:
-    """A plan for :mod:`tests.late.compared`."""
-    plan = {"rate": 0.5, "optimizer": "sgd", "accum": 1, "checkpointing": "", "to_none": True, "cap": 0.01}
-    return {"model": model, **plan, **others}
-
-
 @dataclass
 class Scenario(scenario.Scenario):
     """One training run."""
 
-    function: str = ""  # a function of tests.late.scenarios, or ``file:function`` of a file beside it
+    function: str = ""  # of tests.late.scenarios, or ``file:function`` of a file beside it or of a dotted name
+    given: Dict[str, Any] = field(default_factory=dict)  # further keywords of it
     settings: Optional[Dict[str, str]] = None  # arguments of ``ddpfix.activate``; None is plain torch
-    ddp: Dict[str, Any] = field(default_factory=dict)  # of a comparison, further keywords of DistributedDataParallel
-    hook: str = ""  # of a comparison, a communication hook of torch's default_hooks, "powerSGD_hook", or ""
-    comparison: Optional[Dict[str, Any]] = None  # what to train instead of it (comparison)
     environ: Dict[str, str] = field(default_factory=dict)  # environment variables of the ranks
     size: int = 2
-    steps: int = 6  # of a comparison
     timeout: float = 40
+    patience: float = 8  # seconds that a collective waits
     threads: bool = False  # whether autograd runs in a thread of its own
     stays: float = 0.0  # seconds that a rank that has failed waits for the others, so that each ends with its own error
 
 
-def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, Ranks]:
+def train(scenarios: Sequence[Scenario], folder: Path, of: int = RANKS) -> Dict[str, Ranks]:
     """(log, record) of each rank, by scenario; None for a rank that had to be killed."""
-    pool.train(RANK, [each.plan(folder) for each in scenarios], folder, RANKS, {})
+    pool.train(RANK, [each.plan(folder) for each in scenarios], folder, of, {})
     return {each.name: pool.records(folder, each.name, each.size) for each in scenarios}
+
+
+class Outcomes(Dict[str, Ranks]):
+    """What is left of scenarios, by name; each is run when a test first asks for it."""
+
+    def __init__(self, scenarios: Sequence[Scenario], folder: Path) -> None:
+        super().__init__()
+        self.scenarios, self.folder = {each.name: each for each in scenarios}, folder
+        assert len(self.scenarios) == len(scenarios), "two scenarios have one name"
+
+    def __missing__(self, name: str) -> Ranks:
+        self.update(train([self.scenarios[name]], self.folder))
+        return self[name]
 
 
 def ends(ranks: Ranks) -> List[str]:
@@ -62,9 +67,6 @@ def said(ranks: Ranks, *words: str) -> List[List[str]]:
 
 def both(outcomes: Dict[str, Ranks], name: str) -> List[Dict[str, Any]]:
     """The records of a scenario's ranks; none failed, and all have the same parameters after each step."""
-    records = []
-    for log, record in outcomes[name]:
-        assert record is not None and record["error"] is None, log
-        records.append(record)
-    assert records[0]["steps"] == records[1]["steps"]
-    return records
+    one, other = steps(outcomes[name])
+    assert one == other
+    return [record for _, record in outcomes[name] if record is not None]

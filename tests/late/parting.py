@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, ContextManager, Dict, List, Optional
 
 import torch
 from torch import distributed, nn
@@ -35,10 +36,6 @@ def batch(step: int) -> Any:
     return torch.randn(8, 4, generator=torch.Generator().manual_seed(2 * step + distributed.get_rank()))
 
 
-def nothing(step: int) -> None:
-    pass
-
-
 def sums(*models: Any) -> List[float]:
     """What is compared of parameters: a sum of each."""
     return [float(p.detach().double().sum()) for model in models for p in model.parameters()]
@@ -49,28 +46,21 @@ def note(record: Record, *models: Any) -> None:
     record.setdefault("steps", []).append(sums(*models))
 
 
-def train(
-    record: Record,
-    model: Any,
-    optimizer: Any,
-    between: Callable[[int], Any] = nothing,
-    steps: int = STEPS,
-    backward: Optional[Callable[[int], Any]] = None,
-) -> None:
-    """Train, and record the parameters after each step; ``backward(step)`` makes the gradients, if it is given."""
-    record.setdefault("steps", [])
+def loss(model: Any, step: int) -> Any:
+    return model(batch(step)).pow(2).mean()
+
+
+def train(record: Record, model: Any, optimizer: Any, between: Callable[[int], Any] = id, steps: int = STEPS) -> None:
+    """Train, and record the parameters after each step."""
     for step in range(steps):
         optimizer.zero_grad()
-        if backward is None:
-            model(batch(step)).pow(2).mean().backward()
-        else:
-            backward(step)
+        loss(model, step).backward()
         optimizer.step()
         note(record, model)
         between(step)
 
 
-def logged(step: int) -> None:
+def logged(*_: Any) -> None:
     """A number is averaged for the log: ranks that have no gradient in common stay in step by it."""
     distributed.all_reduce(torch.ones(1))
 
@@ -88,24 +78,47 @@ def second_rank() -> bool:
 
 
 # Models whose replicas part, or differ for a while on purpose.
-Between = Callable[[Any, int], Any]
+Act = Callable[[Any, int], Any]
+
+
+def nothing(model: Any, step: int) -> None:
+    pass
+
+
+def backward_of(model: Any, step: int) -> None:
+    loss(model, step).backward()
 
 
 def trained(
     record: Record,
-    between: Between = lambda model, step: None,
+    between: Act = nothing,
     prepare: Callable[[Any], Any] = id,
     optimizer: Callable[[Any], Any] = sgd,
-    backward: Between = lambda model, step: model(batch(step)).pow(2).mean().backward(),
+    backward: Act = backward_of,
     module: Callable[[], nn.Module] = net,
+    around: Callable[[Any], ContextManager[None]] = lambda model: contextlib.nullcontext(),
+    before: Act = nothing,
+    after: Act = nothing,
+    count: int = STEPS,
     **options: Any,
 ) -> None:
-    """Train a model that is prepared once, and changed between steps."""
+    """Train a model that is prepared once, and changed between steps.
+
+    Args:
+        around: stands around ``before`` and the optimizer's step; ``after`` comes next, then the note, and ``between``.
+    """
     model = wrapped(module(), **options)
     prepare(model)
-    train(
-        record, model, optimizer(model), functools.partial(between, model), backward=functools.partial(backward, model)
-    )
+    steps = optimizer(model)
+    for step in range(count):
+        steps.zero_grad()
+        backward(model, step)
+        with around(model):
+            before(model, step)
+            steps.step()
+        after(model, step)
+        note(record, model)
+        between(model, step)
 
 
 def replace(model: Any) -> None:
@@ -120,7 +133,7 @@ def adapt(model: Any, step: int) -> None:
     inner = torch.optim.SGD(model.module.parameters(), lr=0.05)
     for number in range(3):
         inner.zero_grad()
-        model.module(batch(step + number)).pow(2).mean().backward()
+        backward_of(model.module, step + number)
         inner.step()
         # No gradient is averaged here that would hold a rank up, which may be done before the other one begins.
         distributed.barrier()
@@ -156,7 +169,7 @@ def adding_noise(model: Any) -> Any:
 
 def noisy_backward(model: Any, step: int) -> None:
     """Each rank adds noise of its own to the averaged gradients."""
-    model(batch(step)).pow(2).mean().backward()
+    backward_of(model, step)
     _add_noise(parameter.grad for parameter in model.parameters())
 
 
@@ -190,17 +203,13 @@ def called_past(
     until: int = STEPS,
 ) -> None:
     """Call the module past its wrapper in some steps; ``spread`` makes ranks equal by hand until a step."""
-    model = wrapped()
 
-    def backward(step: int) -> None:
-        (model.module if when(step) else model)(batch(step)).pow(2).mean().backward()
-
-    def between(step: int) -> None:
+    def between(model: Any, step: int) -> None:
         for parameter in model.parameters() if spread is not None and step < until else ():
             spread(parameter.data)  # type: ignore[misc]
-        logged(step)
+        logged()
 
-    train(record, model, sgd(model), between, backward=backward)
+    trained(record, between, backward=lambda model, step: backward_of(model.module if when(step) else model, step))
 
 
 def rate_of_a_group(record: Record) -> None:
@@ -247,7 +256,7 @@ def in_backward(record: Record) -> None:
     optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
     for step in range(STEPS):
         model.zero_grad()
-        model(batch(step)).pow(2).mean().backward()
+        backward_of(model, step)
         for optimizer in optimizers:
             optimizer.step()
         note(record, model)
@@ -289,4 +298,3 @@ PROGRAMS: Dict[str, Callable[[Record], None]] = {
     "past_and_averaged": functools.partial(called_past, spread=averaged),
     "past_and_broadcast_in_half": functools.partial(called_past, spread=broadcast, until=6),
 }
-globals().update(PROGRAMS)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.late.parting import Record
 from tests.support import ddp_finding, zoo
 from tests.support.ddp_finding import Subject
 
-Record = Dict[str, Any]
 STEPS = 8
 
 
@@ -124,10 +124,8 @@ FAMILIES = [entry.name for entry in zoo.ZOO if entry.available() and entry.survi
 
 
 def by_hand(record: Record) -> None:
-    for name, subject in BY_HAND.items():
-        record[name] = ddp_finding.compared(subject)
+    record["found"] = {name: ddp_finding.compared(subject) for name, subject in BY_HAND.items()}
 
 
 def families(record: Record) -> None:
-    for name in FAMILIES:
-        record[name] = ddp_finding.compared(_of_transformers(name))
+    record["found"] = {name: ddp_finding.compared(_of_transformers(name)) for name in FAMILIES}

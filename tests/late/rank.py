@@ -1,8 +1,7 @@
-"""One rank, forked once torch is imported, which trains each case in a forked child, or leaves it out."""
+"""One rank, forked once torch is imported, which trains each case in a forked child."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any, Dict
@@ -12,18 +11,14 @@ from tests.support import off_main_thread, serving
 
 def run(scenario: Dict[str, Any], folder: Path) -> None:
     """Run one case in this (forked) process."""
-    from tests.late import compared, scenarios
+    from tests.late import scenarios
 
-    if scenario["size"] <= serving.RANK:
-        scenario["found"]["left_out"] = True
-        return
-    os.environ["WORLD_SIZE"] = str(scenario["size"])
     off_main_thread.put_if_asked(bool(scenario.get("threads")))
     if scenario["settings"] is not None:
         import ddpfix
 
         ddpfix.activate(**scenario["settings"])
-    (scenarios if scenario["comparison"] is None else compared).run(scenario)
+    scenarios.run(scenario)
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from typing import Any, Dict, Set
@@ -12,14 +11,14 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.accelerator import models
+from tests.late.parting import Record
 from tests.support import host_reads
 
-Record = Dict[str, Any]
 # Steps after which all is as in any later one: the replicas are compared after steps 1, 2, 4 and 8.
 STEPS, USUAL = 24, 10
 
 
-def _train(record: Record, kind: str, begin: int = USUAL, **options: Any) -> None:
+def train(record: Record, kind: str, begin: int = USUAL, **options: Any) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(models.MODELS[kind](), **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -73,15 +72,3 @@ def cuda_calls(record: Record, asks: bool = False) -> None:
     if asks:
         Background(lambda: torch.cuda.synchronize()).join(5)
     record.update({whose: sorted(names) for whose, names in calls.items()})
-
-
-# A model that leaves parameters unused, other ones on each rank, and one with LayerDrop.
-PROGRAMS = {
-    "branches": functools.partial(_train, kind="branches"),
-    "branches_from_the_first_step": functools.partial(_train, kind="branches", begin=0),
-    "speech": functools.partial(_train, kind="speech"),
-    "speech_with_the_flag": functools.partial(_train, kind="speech", find_unused_parameters=True),
-    "speech_with_views": functools.partial(_train, kind="speech", gradient_as_bucket_view=True),
-    "cuda_calls_asked": functools.partial(cuda_calls, asks=True),
-}
-globals().update(PROGRAMS)

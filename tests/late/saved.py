@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import io
 import pickle
 from typing import Any, Callable, Dict, List
@@ -84,9 +83,3 @@ def trained(record: Record, whole: bool = False, noise: bool = False, flag: bool
         note(record, model)
     # A copy from any step is saved at the end of the run.
     record["copies"] = [_saved(each) for each in copies]
-
-
-plain: Any = trained
-whole: Any = functools.partial(trained, whole=True)
-noise: Any = functools.partial(trained, noise=True)
-flag: Any = functools.partial(trained, flag=True)

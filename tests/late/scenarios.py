@@ -1,31 +1,34 @@
-"""What ddpfix leaves to torch, and what it does where it cannot do its work; each function fills ``record``."""
+"""What ddpfix leaves to torch, what it does where it cannot do its work, and failures of docs/symptoms.md.
+
+Each function fills ``record``.
+"""
 
 from __future__ import annotations
 
 import datetime
 import gc
+import time
 from importlib import import_module
 from typing import Any, Callable, Dict
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.late.diagnosed import Net, trained, usual
 from tests.late.loops.loop import SIZE
 from tests.late.loops.tiny_model import Apart, Blocks, uneven
-from tests.late.parting import sums
-
-Record = Dict[str, Any]
+from tests.late.parting import Record, sums
 
 
 def run(scenario: Dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=8))
+    distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=scenario["patience"]))
     torch.manual_seed(3)
     file, _, name = scenario["function"].rpartition(":")
-    home = globals() if not file else vars(import_module(f"tests.late.{file}"))
-    function: Callable[[Record], None] = home[name]
-    function(scenario["found"])
+    home = globals() if not file else vars(import_module(file if "." in file else f"tests.late.{file}"))
+    function: Callable[..., None] = home.get("PROGRAMS", {}).get(name) or home[name]
+    function(scenario["found"], **scenario["given"])
 
 
 def batch(number: int) -> Any:
@@ -131,3 +134,48 @@ def cannot_finalize(record: Record) -> None:
         sgd(model).step()
     finally:
         record["moved"] = before != sums(model)
+
+
+# Failures of docs/symptoms.md that no other file has.
+
+
+def lightning_unused(record: Record) -> None:
+    """A branch that is never taken, by Lightning's automatic optimization."""
+    from tests.support import small_lightning
+
+    small_lightning.fit_here(small_lightning.Module(Net()), small_lightning.batches(12, 4), max_steps=3)
+
+
+def flag_for_nothing(record: Record) -> None:
+    """The program's own flag, in a model that uses all of its parameters."""
+    trained(record, DistributedDataParallel(Net(aux=False), find_unused_parameters=True), usual)
+
+
+def other_models(record: Record) -> None:
+    """Rank 1 has a layer more."""
+    DistributedDataParallel(nn.Sequential(*(nn.Linear(2, 2) for _ in range(5 + distributed.get_rank()))))
+
+
+def backward_twice(record: Record) -> None:
+    """Two losses share the graph of one output."""
+    output = DistributedDataParallel(Net(aux=False))(torch.ones(2, 4)).tanh()
+    output.sum().backward()
+    output.mean().backward()
+
+
+def late_rank(record: Record) -> None:
+    """One rank is busy for longer than the process group waits."""
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    for number in range(3):
+        if distributed.get_rank() == 1 and number == 2:
+            time.sleep(11)
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def activated_late(record: Record) -> None:
+    """ddpfix is imported when the model is wrapped."""
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    import ddpfix
+
+    ddpfix.activate()
+    model(torch.ones(1, 2)).sum().backward()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from pathlib import Path
+from typing import Any, Dict, List, Optional
 
 import pytest
 
-from tests.late import launch, past_calls
+from tests.late import past_calls
 from tests.late.launch import Ranks, Scenario, said, steps
 from tests.late.past_calls import ROUTED, STAYING
 
@@ -15,22 +16,19 @@ ROUTE = {"bypass": "route"}
 PAST = "past its DistributedDataParallel wrapper"
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
-    def scenario(name: str, loop: str, **others: Any) -> Scenario:
-        return Scenario(name, function=f"past_calls:{loop}", **others)
+def plans(folder: Path) -> List[Scenario]:
+    def scenario(name: str, loop: str, settings: Optional[Dict[str, str]], **others: Any) -> Scenario:
+        return Scenario(name, "past_calls:run", {"name": loop, "mended": name.startswith("edited")}, settings, **others)
 
-    loops = (*ROUTED, *STAYING)
-    plans = [scenario(f"plain-{loop}", loop) for loop in loops]
-    plans += [scenario(f"edited-{loop}", f"edited_{loop}") for loop in ROUTED]
-    plans += [scenario(f"route-{loop}", loop, settings=ROUTE) for loop in loops]
-    plans += [
-        scenario("auto", "simple", settings={}),
-        scenario("off", "simple", settings={"bypass": "off"}),
-        scenario("switched", "simple", settings={**ROUTE, "torch_bypass": "0"}),
-        scenario("three", "simple", settings=ROUTE, size=3),
+    modes = {"plain": None, "edited": None, "route": ROUTE}
+    plans = [scenario(f"{mode}-{loop}", loop, modes[mode]) for mode in modes for loop in (*ROUTED, *STAYING)]
+    return [
+        *plans,
+        scenario("auto", "simple", {}),
+        scenario("off", "simple", {"bypass": "off"}),
+        scenario("switched", "simple", {**ROUTE, "torch_bypass": "0"}),
+        scenario("three", "simple", ROUTE, size=3),
     ]
-    return launch.train(plans, tmp_path_factory.mktemp("past"))
 
 
 @pytest.mark.patches("torch.bypass")

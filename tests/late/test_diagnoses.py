@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
 import pytest
-import torch
+from ddpfix.patches.torch.internals import reducer
 
-from tests.late import diagnosed, launch
-from tests.late.launch import Ranks, Scenario, ends
+from tests.late import diagnosed
+from tests.late.launch import Ranks, Scenario, ends, steps
 
 pytestmark = pytest.mark.patches("torch.diagnosis")
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
@@ -24,7 +24,6 @@ PREPARE = "model.reducer.prepare_for_backward([loss])"
 SUM = "(first_loss + second_loss).backward()"
 AUX = "aux (0.weight, 0.bias, 2.weight, 2.bias)"
 LAYER = "layers.1 (weight, bias)"
-CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
 OFF = {"unused": "off", "torch_reentrant": "0"}
 
 
@@ -103,51 +102,28 @@ def check(outcomes: Dict[str, Ranks], name: str, expected: Expected) -> None:
 
 
 def check_trains(outcomes: Dict[str, Ranks], name: str) -> None:
-    for log, record in outcomes[name]:
-        assert record is not None and record["error"] is None, log
-        assert record["done"] == diagnosed.STEPS
-    values = [record["weights"] for _, record in outcomes[name] if record is not None]
-    assert values[0] == pytest.approx(values[1], abs=1e-6)
+    assert steps(outcomes[name], "done") == [diagnosed.STEPS] * 2
+    one, other = steps(outcomes[name], "weights")
+    assert one == pytest.approx(other, abs=1e-6)
 
 
-def run(names: Dict[str, Expected], folder: Path) -> Dict[str, Ranks]:
-    """Run programs as they are, and again with the lines that their errors give."""
-    failing = [scenario(f"plain-{name}", name) for name in names]
-    failing += [scenario(name, name, OFF) for name in names]
-    outcomes = launch.train(failing, folder / "failing")
-    plans = []
-    for name, expected in names.items():
-        lines = lines_of(ends(outcomes[name])[0] or "\nddpfix: cure")
-        for number, chosen in enumerate(expected.trains or [lines]):
-            assert set(chosen) <= set(lines), (name, lines)
-            pasted = [line for line in lines if line in chosen]
+def plans(folder: Path) -> List[Scenario]:
+    """Programs as they are, and again with the lines that their errors give."""
+    plans = [scenario(f"plain-{name}", name) for name in ALL]
+    plans += [scenario(name, name, OFF) for name in (*ALL, *DISAGREE)]
+    for name, expected in ALL.items():
+        for number, chosen in enumerate(expected.trains or [expected.lines]):
+            assert set(chosen) <= set(expected.lines)
+            pasted = [line for line in expected.lines if line in chosen]
             # Without the flag ddpfix does what is left, as it does by default.
             plans.append(scenario(f"{name}-{number}", name, {} if pasted == [DO_NOT_FIND] else OFF, pasted))
-    outcomes.update(launch.train(plans, folder / "cured"))
-    return outcomes
-
-
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
-    return run(QUICK, tmp_path_factory.mktemp("quick"))
-
-
-@pytest.fixture(scope="module")
-def more(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
-    outcomes = run(MORE, tmp_path_factory.mktemp("more"))
-    plans = [scenario(name, name, OFF) for name in DISAGREE]
     plans += [scenario(f"{name}-0", name, OFF, [FIND]) for name in DISAGREE]
     plans += [scenario(f"late-{name}", name, {"unused": "late"}) for name in UNUSED]
-    plans.append(scenario("explicit", "explicit_false", {}))
-    outcomes.update(launch.train(plans, tmp_path_factory.mktemp("disagree")))
-    return outcomes
+    return [*plans, scenario("explicit", "explicit_false", {})]
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=LONG) for name in MORE)])
-def test_each_error_is_explained_and_with_its_line_the_program_trains(
-    request: pytest.FixtureRequest, name: str
-) -> None:
-    outcomes = request.getfixturevalue("quick" if name in QUICK else "more")
+def test_each_error_is_explained_and_with_its_line_the_program_trains(outcomes: Dict[str, Ranks], name: str) -> None:
     check(outcomes, name, ALL[name])
     for number in range(len(ALL[name].trains) or 1):
         check_trains(outcomes, f"{name}-{number}")
@@ -155,22 +131,22 @@ def test_each_error_is_explained_and_with_its_line_the_program_trains(
 
 @LONG
 @pytest.mark.parametrize("name", DISAGREE)
-def test_ranks_that_disagree_are_no_reason_to_freeze(more: Dict[str, Ranks], name: str) -> None:
-    error = ends(more[name])[0]
+def test_ranks_that_disagree_are_no_reason_to_freeze(outcomes: Dict[str, Ranks], name: str) -> None:
+    error = ends(outcomes[name])[0]
     assert error.startswith(f"RuntimeError: {UNFINISHED}") and LAYER in error, error
     assert "not the same on all ranks" in error, error
     # Frozen on one rank alone, it would be another model there.
     assert lines_of(error) == [FIND]
-    check_trains(more, f"{name}-0")
+    check_trains(outcomes, f"{name}-0")
 
 
 @LONG
-@pytest.mark.parametrize("name", [name for name in UNUSED if CAN_ASK or PREPARE not in ALL[name].lines])
-def test_without_an_edit_the_setting_trains(more: Dict[str, Ranks], name: str) -> None:
-    check_trains(more, f"late-{name}")
+@pytest.mark.parametrize("name", [name for name in UNUSED if reducer.AT_ANY_TIME or PREPARE not in ALL[name].lines])
+def test_without_an_edit_the_setting_trains(outcomes: Dict[str, Ranks], name: str) -> None:
+    check_trains(outcomes, f"late-{name}")
 
 
 @LONG
-def test_what_is_left_to_torch_by_the_user_is_explained(more: Dict[str, Ranks]) -> None:
-    for error in ends(more["explicit"]):
+def test_what_is_left_to_torch_by_the_user_is_explained(outcomes: Dict[str, Ranks]) -> None:
+    for error in ends(outcomes["explicit"]):
         assert UNFINISHED in error and "ddpfix: cause: " in error and lines_of(error)[-1] == FIND, error

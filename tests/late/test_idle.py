@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from pathlib import Path
+from typing import Dict, List
 
 import pytest
 from packaging.version import Version
 
-from tests.late import launch
 from tests.late.idle import PROGRAMS, RELEASE
 from tests.late.launch import Ranks, Scenario, steps
 
@@ -17,22 +17,19 @@ SAMPLE = ("never_adamw", "frozen_at_first_adamw", "every_third_adamw", "late_mom
 MORE = ("never_adamw", "frozen_at_first_adamw", "experts_momentum", "one_rank_adamw", "late_adamw")
 
 
-# Nobody reads what a rank asks, where the thread that tells of failures is off.
-UNASKED = Scenario("unasked", function="idle:late_adamw", settings={"torch_failures": "0"})
+FLAG = {"find_unused_parameters": True}
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Dict[str, Ranks]:
-    items: Any = request.session.items
-    here = [each.callspec.params for each in items if each.path == request.path and hasattr(each, "callspec")]
-    plans = []
-    for name, size in sorted({(each["name"], each.get("size", 2)) for each in here}):
+def plans(folder: Path) -> List[Scenario]:
+    # Nobody reads what a rank asks, where the thread that tells of failures is off.
+    plans = [Scenario("unasked", "idle:late_adamw", settings={"torch_failures": "0"})]
+    for name, size in [*((name, 2) for name in PROGRAMS), *((name, 3) for name in MORE)]:
         plans += [
-            Scenario(f"flag-{name}-{size}", function=f"idle:flag_{name}", size=size),
-            Scenario(f"auto-{name}-{size}", function=f"idle:{name}", size=size, settings={}),
-            Scenario(f"late-{name}-{size}", function=f"idle:flag_{name}", size=size, settings={"unused": "late"}),
+            Scenario(f"flag-{name}-{size}", f"idle:{name}", FLAG, size=size),
+            Scenario(f"auto-{name}-{size}", f"idle:{name}", settings={}, size=size),
+            Scenario(f"late-{name}-{size}", f"idle:{name}", FLAG, {"unused": "late"}, size=size),
         ]
-    return launch.train([*plans, UNASKED], tmp_path_factory.mktemp("idle"))
+    return plans
 
 
 @pytest.mark.patches("torch.finalize")
@@ -51,12 +48,11 @@ def test_it_trains_as_with_the_flag(outcomes: Dict[str, Ranks], name: str) -> No
 @pytest.mark.patches("torch.finalize")
 @pytest.mark.sampled(inside=False, cells=True)
 @pytest.mark.parametrize("name", MORE)
-@pytest.mark.parametrize("size", [3])
-def test_so_do_three_ranks(outcomes: Dict[str, Ranks], name: str, size: int) -> None:
+def test_so_do_three_ranks(outcomes: Dict[str, Ranks], name: str) -> None:
     """To rounding: with the flag DDP keeps its first buckets, and a sum of three depends on the place in a bucket."""
-    flagged = outcomes[f"flag-{name}-{size}"]
+    flagged = outcomes[f"flag-{name}-3"]
     for mode in ("auto", "late"):
-        found = outcomes[f"{mode}-{name}-{size}"]
+        found = outcomes[f"{mode}-{name}-3"]
         one, *others = steps(found)
         assert all(other == one for other in others), found[0][0]
         assert steps(found, "idle") == steps(flagged, "idle")
@@ -73,8 +69,7 @@ def test_where_ranks_cannot_be_asked_zeros_are_what_the_line_says(outcomes: Dict
     assert "Set DDPFIX_UNUSED=find to leave them untouched" in log
 
 
-@pytest.mark.parametrize("name", ["never_adamw"])
-def test_a_line_says_so_and_nothing_of_decay(outcomes: Dict[str, Ranks], name: str) -> None:
-    log, _ = outcomes[f"auto-{name}-2"][0]
+def test_a_line_says_so_and_nothing_of_decay(outcomes: Dict[str, Ranks]) -> None:
+    log, _ = outcomes["auto-never_adamw-2"][0]
     assert log.count("10 parameters of Net (aux, experts.0,") == 1, log
     assert "ddpfix trains on, as find_unused_parameters=True does" in log and "weight decay" not in log

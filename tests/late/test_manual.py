@@ -7,11 +7,11 @@ sentence-transformers call it within a hook of another one, each rank as often a
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Dict, List
+from pathlib import Path
+from typing import Any, Dict, List
 
 import pytest
 
-from tests.late import launch
 from tests.late.launch import Ranks, Scenario, ends, said, steps
 
 pytestmark = pytest.mark.sampled(inside=True, cells=True)
@@ -19,39 +19,41 @@ FILE = "toolkit_loops"
 ACCELERATE = pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed here")
 # The loops that plain torch ends with an error where the flag is not set, and what each needs.
 LOOPS = {"adversarial": "lightning", "cached_loss": "sentence_transformers"}
-HERE = [name for name, package in LOOPS.items() if find_spec(package)]
+# What torch's error message names, or the strategy that Lightning's does.
+FLAG: Dict[str, Dict[str, Any]] = {
+    "adversarial": {"strategy": "ddp_find_unused_parameters_true"},
+    "cached_loss": {"find_unused_parameters": True},
+}
+# Loops of accelerate, and what they are given.
+ACCUMULATE: Dict[str, Dict[str, Any]] = {
+    "accumulate": {},
+    "accumulate_two": {"steps": 2},
+    "accumulate_nested": {"steps": 2, "nested": True},
+}
+MODES = ("auto", "late", "find")
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+def plans(folder: Path) -> List[Scenario]:
     plans: List[Scenario] = []
-    for name in HERE:
-        plans += [
-            Scenario(f"{name}-plain", function=f"{FILE}:{name}"),
-            Scenario(f"{name}-flag", function=f"{FILE}:{name}_with_the_flag"),
-            Scenario(f"{name}-auto", function=f"{FILE}:{name}", settings={}),
-            Scenario(f"{name}-late", function=f"{FILE}:{name}", settings={"unused": "late"}),
-            Scenario(f"{name}-find", function=f"{FILE}:{name}", settings={"unused": "find"}),
-        ]
-    if find_spec("accelerate"):
-        for name in ("accumulate", "accumulate_two", "accumulate_nested"):
-            plans += [
-                Scenario(f"plain-{name}", function=f"{FILE}:{name}"),
-                Scenario(name, function=f"{FILE}:{name}", settings={"divergence": "4"}),
-            ]
-    return launch.train(plans, tmp_path_factory.mktemp("manual"))
+    for name in LOOPS:
+        plans += [Scenario(f"{name}-plain", f"{FILE}:{name}"), Scenario(f"{name}-flag", f"{FILE}:{name}", FLAG[name])]
+        plans += [Scenario(f"{name}-{mode}", f"{FILE}:{name}", settings={"unused": mode}) for mode in MODES]
+    for name, given in ACCUMULATE.items():
+        plans.append(Scenario(f"plain-{name}", f"{FILE}:accumulate", given))
+        plans.append(Scenario(name, f"{FILE}:accumulate", given, {"divergence": "4"}))
+    return plans
 
 
 @pytest.mark.patches("torch.finalize")
 @pytest.mark.parametrize("name", LOOPS)
 def test_plain_torch_ends_with_its_error_and_it_trains_as_with_the_flag(outcomes: Dict[str, Ranks], name: str) -> None:
-    if name not in HERE:
+    if not find_spec(LOOPS[name]):
         pytest.skip(f"{LOOPS[name]} is not installed here")
     found = ends(outcomes[f"{name}-plain"])
     assert all("parameters that were not used in producing" in end for end in found), found
     flagged = steps(outcomes[f"{name}-flag"])
     assert len(flagged[0]) == 6 and flagged[0] == flagged[1]
-    for mode in ("auto", "late", "find"):
+    for mode in MODES:
         assert steps(outcomes[f"{name}-{mode}"]) == flagged, mode
     if name == "cached_loss":
         # Ranks have unlike numbers of mini-batches: without that, it would show less than it says.

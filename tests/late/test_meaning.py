@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from pathlib import Path
+from typing import Any, Dict, List
 
 import pytest
 import torch
 import transformers
 from packaging.version import Version
 
-from tests.late import launch
-from tests.late.launch import Ranks, Scenario, both, comparison, ends
+from tests.late.launch import Ranks, Scenario, both, ends
 
 pytestmark = [
     pytest.mark.sampled(inside=False, cells=True),
@@ -18,13 +18,14 @@ pytestmark = [
 ]
 # Gradients of wav2vec2's small convolutions are noise on the CPU before torch 2.1, in one process, too.
 MODEL = "wav2vec2" if Version(torch.__version__) >= Version("2.1") else "bart_encoder"
+# What the trainings are given (tests.late.compared).
 PLANS: Dict[str, Dict[str, Any]] = {
-    "sgd": comparison(MODEL),
-    "adamw": comparison(MODEL, optimizer="adamw"),
-    "accumulating": comparison(MODEL, optimizer="adamw", accum=3),
-    "zeros": comparison(MODEL, to_none=False),
-    "encoder": comparison("bart_encoder", optimizer="adamw"),
-    "siamese": comparison("siamese" if MODEL == "wav2vec2" else MODEL),
+    "sgd": {"model": MODEL},
+    "adamw": {"model": MODEL, "optimizer": "adamw"},
+    "accumulating": {"model": MODEL, "optimizer": "adamw", "accum": 3},
+    "zeros": {"model": MODEL, "to_none": False},
+    "encoder": {"model": "bart_encoder", "optimizer": "adamw"},
+    "siamese": {"model": "siamese" if MODEL == "wav2vec2" else MODEL},
 }
 # PowerSGD begins to compress after the step that is run here: on gloo it may not end.
 HOOKS = {"allreduce_hook": 8, "fp16_compress_hook": 8, "powerSGD_hook": 1}
@@ -40,30 +41,30 @@ REENTRANT = [kind for kind in KINDS if not kind.endswith("other")]
 FLAG = {"find_unused_parameters": True}
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+def plans(folder: Path) -> List[Scenario]:
+    def scenario(name: str, plan: Dict[str, Any], steps: int, settings: Any = None, **others: Any) -> Scenario:
+        return Scenario(name, "compared:train", {**plan, "steps": steps}, settings, **others)
+
     plans = []
     for mode in MODES:
         settings = {"unused": mode}
         for name, plan in PLANS.items():
-            steps = 50 if name in ("sgd", "adamw") else 12
-            plans.append(Scenario(f"{name}-{mode}", comparison=plan, settings=settings, steps=steps))
-        plans.append(Scenario(f"views-{mode}", comparison=PLANS["sgd"], settings=settings, ddp=VIEWS, steps=12))
-    # torch's buckets of 25 MB, which all layers of this model share.
-    whole = {**PLANS["sgd"], "cap": 25}
+            plans.append(scenario(f"{name}-{mode}", plan, 50 if name in ("sgd", "adamw") else 12, settings))
+        plans.append(scenario(f"views-{mode}", {**PLANS["sgd"], **VIEWS}, 12, settings))
     off = {"DDPFIX_TORCH_ACCUMULATION": "0"}
     plans += [
-        Scenario("whole", comparison=whole, settings={"unused": "late"}, steps=12),
-        Scenario("no_window", comparison=PLANS["accumulating"], settings=FIND, environ=off, steps=12),
-        Scenario("plain", comparison=PLANS["sgd"], steps=3, timeout=8),
+        # torch's buckets of 25 MB, which all layers of this model share.
+        scenario("whole", {**PLANS["sgd"], "cap": 25}, 12, {"unused": "late"}),
+        scenario("no_window", PLANS["accumulating"], 12, FIND, environ=off),
+        scenario("plain", PLANS["sgd"], 3, timeout=8),
     ]
-    plans += [Scenario(name, comparison=PLANS["sgd"], hook=name, settings={}, steps=HOOKS[name]) for name in HOOKS]
+    plans += [scenario(name, {**PLANS["sgd"], "hook": name}, HOOKS[name], {}) for name in HOOKS]
     for kind in KINDS:
-        plan = {"comparison": comparison(MODEL, checkpointing=kind), "steps": 10}
-        plans.append(Scenario(f"plain-{kind}", **{**plan, "ddp": FLAG, "steps": 3, "timeout": 8}))
-        plans.append(Scenario(f"flag-{kind}", ddp=FLAG, settings={}, **plan))
-        plans += [Scenario(f"{how}-{kind}", settings={"unused": how}, **plan) for how in ("auto", *MODES)]
-    return launch.train(plans, tmp_path_factory.mktemp("meaning"))
+        plan = {**PLANS["sgd"], "checkpointing": kind}
+        plans.append(scenario(f"plain-{kind}", {**plan, **FLAG}, 3, timeout=8))
+        plans.append(scenario(f"flag-{kind}", {**plan, **FLAG}, 10, {}))
+        plans += [scenario(f"{how}-{kind}", plan, 10, {"unused": how}) for how in ("auto", *MODES)]
+    return plans
 
 
 def test_plain_torch_fails_without_the_flag(outcomes: Dict[str, Ranks]) -> None:

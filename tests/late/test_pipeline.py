@@ -63,16 +63,10 @@ def put(order: List[str]) -> List[Site]:
     sites = []
     for name in order:
         site = Site(name, running.settings, running)
-        engine._code(running.matrix.patches[name].code)(site, ddp_module(), DistributedDataParallel)
+        engine._code(running.matrix.patches[name].code)(site, torch.nn.parallel.distributed, DistributedDataParallel)
         assert site.changes(), name
         sites.append(site)
     return sites
-
-
-def ddp_module() -> Any:
-    import torch.nn.parallel.distributed as module
-
-    return module
 
 
 def attached() -> Tuple[List[str], List[str]]:

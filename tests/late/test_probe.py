@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from pathlib import Path
+from typing import Any, Dict, List
 
 import pytest
 
-from tests.late import launch, probed
-from tests.late.launch import Scenario
+from tests.late import probed
+from tests.late.launch import Ranks, Scenario, steps
 
 pytestmark = pytest.mark.sampled(inside=False, cells=True)
 
 
-def compared(name: str, folder: Any, timeout: float) -> Dict[str, Any]:
+def plans(folder: Path) -> List[Scenario]:
+    return [Scenario("by_hand", "probed:by_hand", timeout=60), Scenario("families", "probed:families", timeout=400)]
+
+
+def compared(ranks: Ranks) -> Dict[str, Any]:
     """What rank 0 recorded of the models of one scenario; the other rank has the same."""
-    outcomes = launch.train([Scenario(name, function=f"probed:{name}", timeout=timeout)], folder)
-    records = []
-    for log, record in outcomes[name]:
-        assert record is not None and record["error"] is None, log
-        records.append(record)
-    assert records[0] == records[1]
-    return records[0]
+    one, other = steps(ranks, "found")
+    assert one == other
+    found: Dict[str, Any] = one
+    return found
 
 
 def agrees(found: Dict[str, Any]) -> None:
@@ -34,18 +36,13 @@ def agrees(found: Dict[str, Any]) -> None:
     assert (found["setting"] != "") == (needed and not (behind and not found["reached"]))
 
 
-@pytest.fixture(scope="module")
-def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
-    return compared("by_hand", tmp_path_factory.mktemp("hand"), 60)
-
-
 @pytest.mark.parametrize("name", probed.BY_HAND)
-def test_branches_by_hand(by_hand: Dict[str, Any], name: str) -> None:
-    agrees(by_hand[name])
+def test_branches_by_hand(outcomes: Dict[str, Ranks], name: str) -> None:
+    agrees(compared(outcomes["by_hand"])[name])
 
 
-def test_every_family_with_layerdrop(tmp_path: Any) -> None:
-    found = compared("families", tmp_path, 400)
+def test_every_family_with_layerdrop(outcomes: Dict[str, Ranks]) -> None:
+    found = compared(outcomes["families"])
     assert len(probed.FAMILIES) >= 30
     for name in probed.FAMILIES:
         agrees(found[name])

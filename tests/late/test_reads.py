@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from tests.late import launch
 from tests.late.launch import Scenario, steps
 from tests.late.reads import STEPS, USUAL
 
 pytestmark = pytest.mark.patches("torch.flag", "torch.finalize", "torch.divergence", "torch.hang", "torch.trace")
-SILENT: Dict[str, Tuple[str, Dict[str, str]]] = {
-    "auto": ("branches", {}),
-    "late": ("branches", {"unused": "late"}),
-    "find": ("branches", {"unused": "find"}),
-    "divergence": ("branches", {"divergence": "1000"}),
-    "layerdrop": ("speech", {}),
-    "layerdrop, late": ("speech", {"unused": "late"}),
-    "layerdrop, find": ("speech", {"unused": "find"}),
-    "layerdrop, flag": ("speech_with_the_flag", {}),
-    "layerdrop, views": ("speech_with_views", {"unused": "late"}),
+BRANCHES, SPEECH = {"kind": "branches"}, {"kind": "speech"}
+FLAGGED = {**SPEECH, "find_unused_parameters": True}
+# What a training is given, and the settings. A model leaves out parameters, other ones on each rank, or has LayerDrop.
+SILENT: Dict[str, Tuple[Dict[str, Any], Dict[str, str]]] = {
+    "auto": (BRANCHES, {}),
+    "late": (BRANCHES, {"unused": "late"}),
+    "find": (BRANCHES, {"unused": "find"}),
+    "divergence": (BRANCHES, {"divergence": "1000"}),
+    "layerdrop": (SPEECH, {}),
+    "layerdrop, late": (SPEECH, {"unused": "late"}),
+    "layerdrop, find": (SPEECH, {"unused": "find"}),
+    "layerdrop, flag": (FLAGGED, {}),
+    "layerdrop, views": ({**SPEECH, "gradient_as_bucket_view": True}, {"unused": "late"}),
 }
 # Models that leave something out, where DDP has no flag: a rank reads once a step which of it others have used, as DDP
 # does with the flag.
@@ -31,23 +34,21 @@ TRACE = "trace"
 LOOK = "ddpfix.patches.torch.replicas.fingerprint"
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
-    folder = tmp_path_factory.mktemp("reads")
-    plans = [Scenario(name, function=f"reads:{kind}", settings=settings) for name, (kind, settings) in SILENT.items()]
-    plans.append(Scenario("plain", function="reads:speech_with_the_flag"))
-    plans.append(Scenario("look", function="reads:branches_from_the_first_step", settings={"divergence": "1000"}))
-    plans.append(Scenario(TRACE, function="reads:speech", settings={"trace": str(folder / "rows")}))
+def plans(folder: Path) -> List[Scenario]:
+    plans = [Scenario(name, "reads:train", given, settings) for name, (given, settings) in SILENT.items()]
+    plans.append(Scenario("plain", "reads:train", FLAGGED))
+    plans.append(Scenario("look", "reads:train", {**BRANCHES, "begin": 0}, {"divergence": "1000"}))
+    plans.append(Scenario(TRACE, "reads:train", SPEECH, {"trace": str(folder / "rows")}))
     watched = {"trace": str(folder / "cuda"), "hang": "2", "divergence": "4"}
-    plans += [Scenario(name, function=f"reads:{name}", settings=watched) for name in ("cuda_calls", "cuda_calls_asked")]
-    return launch.train(plans, folder)
+    plans.append(Scenario("cuda_calls", "reads:cuda_calls", settings=watched))
+    plans.append(Scenario("cuda_calls_asked", "reads:cuda_calls", {"asks": True}, watched))
+    return plans
 
 
 def reads(outcomes: Dict[str, Any], name: str, whose: str = "ddpfix") -> List[Tuple[str, str, int]]:
     """What reads, where, and how often, on the second rank."""
-    for log, record in outcomes[name][:2]:
-        assert record is not None and record["error"] is None, log
-    return [(what, line.partition(":")[0], times) for what, line, times in outcomes[name][1][1][whose]]
+    _, found = steps(outcomes[name], whose)
+    return [(what, line.partition(":")[0], times) for what, line, times in found]
 
 
 @pytest.mark.parametrize("name", [*SILENT, TRACE])

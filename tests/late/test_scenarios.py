@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Dict
+from pathlib import Path
+from typing import Any, Dict, List
 
 import pytest
-import torch
+from ddpfix.patches.torch.internals import reducer
 
-from tests.late import launch
 from tests.late.launch import FAILURE, Ranks, Scenario, ends, steps
 from tests.late.loops import launch as loops
 from tests.late.loops.verdict import verdict
 
 pytestmark = pytest.mark.patches("torch.finalize")
-CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
 STEADY = ("steady_skipping", "steady_views_skipping", "steady_reentrant_skipping")
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+def plans(folder: Path) -> List[Scenario]:
     names = ("static", "other_model_dropped", "parameter_returned", "optimizer_within")
     plans = [Scenario(name, function=name, settings={}) for name in names]
     plans += [Scenario(f"plain-{name}", function=name) for name in ("static_under_no_sync", "optimizer_within")]
@@ -27,7 +25,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
         Scenario(f"cannot_finalize_{word}", function="cannot_finalize", settings={"unused": word})
         for word in ("auto", "late")
     ]
-    return launch.train(plans, tmp_path_factory.mktemp("scenarios"))
+    return plans
 
 
 @pytest.fixture(scope="module")
@@ -60,18 +58,14 @@ def test_the_end_of_another_model_leaves_a_pending_reduction(outcomes: Dict[str,
     assert one == other
 
 
-@pytest.mark.skipif(not CAN_ASK, reason="before torch 2.1 the reducer has no check")
+@pytest.mark.skipif(not reducer.AT_ANY_TIME, reason="before torch 2.1 the reducer has no check")
 @pytest.mark.parametrize("name", ["cannot_finalize_auto", "cannot_finalize_late"])
 def test_what_cannot_be_finalized_ends_before_gradients_are_used(outcomes: Dict[str, Ranks], name: str) -> None:
     assert all("DDP still waits for gradients" in end for end in ends(outcomes[name])), outcomes[name]
     assert [record["moved"] for _, record in outcomes[name] if record] == [False, False]
 
 
-def test_no_hooks_pile_up_on_parameters(outcomes: Dict[str, Ranks]) -> None:
-    assert steps(outcomes["parameter_returned"], "hooks") == [0, 0]
-
-
-@pytest.mark.skipif(not CAN_ASK, reason="before torch 2.1 parameters have no hook after their gradient")
+@pytest.mark.skipif(not reducer.AT_ANY_TIME, reason="before torch 2.1 parameters have no hook after their gradient")
 @pytest.mark.parametrize("name", ["plain-optimizer_within", "optimizer_within"])
 def test_an_optimizer_within_the_backward_is_left_to_torch(outcomes: Dict[str, Ranks], name: str) -> None:
     """It has used gradients that nobody has averaged: torch ends the job at the next forward."""
@@ -82,5 +76,9 @@ def test_a_setting_of_late_goes_before_an_explicit_false(outcomes: Dict[str, Ran
     assert ends(outcomes["forced"]) == ["", ""]
 
 
-def test_static_graphs_are_left_alone(outcomes: Dict[str, Ranks]) -> None:
-    assert steps(outcomes["static"], "armed") == [False, False]
+# No hooks pile up on parameters, and static graphs are left alone.
+@pytest.mark.parametrize(("name", "what", "noted"), [("parameter_returned", "hooks", 0), ("static", "armed", False)])
+def test_parameters_gather_no_hooks_and_a_static_graph_is_left_alone(
+    outcomes: Dict[str, Ranks], name: str, what: str, noted: Any
+) -> None:
+    assert steps(outcomes[name], what) == [noted, noted]

@@ -10,8 +10,8 @@ from typing import Any, Dict, List, cast
 import pytest
 import torch
 from ddpfix.patches.torch.diagnosis import explanation
-from ddpfix.patches.torch.diagnosis.evidence import Evidence, _compiles
-from ddpfix.patches.torch.internals import autograd
+from ddpfix.patches.torch.diagnosis.evidence import _compiles
+from ddpfix.patches.torch.internals import autograd, reducer
 from ddpfix.patches.torch.pipeline import backward, ddp
 from ddpfix.patches.torch.pipeline.optimizers import Steps
 from ddpfix.patches.torch.pipeline.order import Shared
@@ -23,11 +23,23 @@ from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
 
 import ddpfix
+from ddpfix import devices
 from ddpfix.patching.site import PatchError, Site
 from tests.late.one_rank import Heads, alone, undone  # noqa: F401
 
 pytestmark = pytest.mark.patches("torch.finalize", "torch.diagnosis", "torch.reentrant")
-TELLS = autograd.TELLS
+
+
+def diagnosis() -> Any:
+    """The stage that gathers what an error is explained by."""
+    return next(stage for stage in ddp.stages() if stage.place == "diagnosis")
+
+
+@pytest.fixture
+def watched() -> Any:
+    """A model whose steps are looked at."""
+    ddpfix.activate(log="off", unused="off")
+    return DistributedDataParallel(Heads())
 
 
 class Behind(nn.Module):
@@ -66,7 +78,7 @@ class Seen:
         self.errors.append(str(error))
 
 
-@pytest.mark.skipif(not TELLS, reason="before torch 2.1 the engine does not tell whether it runs in a thread")
+@pytest.mark.skipif(not autograd.TELLS, reason="before torch 2.1 the engine does not tell whether it runs in a thread")
 def test_a_backward_in_a_thread_is_noticed_while_another_one_runs() -> None:
     site, seen = Site("a test"), Seen()
     backwards = backward.Backwards()
@@ -113,7 +125,7 @@ def test_a_model_whose_reducer_is_made_anew_is_diagnosed_as_what_it_is() -> None
     ddpfix.activate(log="off")
     wrapper = DistributedDataParallel(Heads(), find_unused_parameters=True)
     model = cast(Any, ddp.of(wrapper))
-    stage: Any = next(stage for stage in ddp.stages() if stage.place == "diagnosis")
+    stage = diagnosis()
     before = stage._cases[wrapper]
     assert before.forward_begins in model.before, "under the flag steps are looked at"
     wrapper.find_unused_parameters = False
@@ -140,24 +152,13 @@ def test_hooks_at_the_steps_of_optimizers_are_one_pair_in_a_written_order() -> N
     assert len(optimizers._global_optimizer_pre_hooks) == before
 
 
-class Twice(nn.Module):
-    """An encoder behind a reentrant checkpoint, and a loss of its own beside its output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.behind = Behind()
-
-    def forward(self, x: Any, **kwargs: Any) -> Any:
-        return self.behind(x, **kwargs)
-
-
 def test_a_second_backward_under_the_flag_raises_where_a_checkpoint_was_made_another_one() -> None:
     """Plain torch ends the first backward; nothing may be added on each rank alone in its place."""
-    plain = DistributedDataParallel(Twice(), find_unused_parameters=True)
+    plain = DistributedDataParallel(Behind(), find_unused_parameters=True)
     with pytest.raises(RuntimeError, match="mark a variable ready only once"):
         plain(torch.ones(1, 2)).sum().backward()
     ddpfix.activate(log="off")
-    model = DistributedDataParallel(Twice(), find_unused_parameters=True)
+    model = DistributedDataParallel(Behind(), find_unused_parameters=True)
     loss = model(torch.ones(1, 2)).sum()
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="began after DDP had averaged"):
@@ -179,7 +180,7 @@ def test_a_second_backward_under_the_flag_raises_where_a_checkpoint_was_made_ano
 def test_a_checkpoint_that_trains_nothing_is_left_as_it_is() -> None:
     """torch's reentrant kind gives no gradient to parameters where no input needs one; the other kind would."""
     ddpfix.activate(log="off")
-    model = DistributedDataParallel(Twice(), find_unused_parameters=True)
+    model = DistributedDataParallel(Behind(), find_unused_parameters=True)
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
         output = model(torch.ones(1, 2), frozen=True)
     assert not output.requires_grad
@@ -203,21 +204,6 @@ def test_a_place_that_is_taken_or_in_no_order_is_refused() -> None:
 # What is gathered of the steps of a model before there is an error, and that nothing of it is left behind.
 
 
-CAN_ASK = hasattr(torch.distributed.Reducer, "_check_reducer_finalized")
-
-
-def case_of(wrapper: Any) -> Evidence:
-    stage: Any = next(stage for stage in ddp.stages() if stage.place == "diagnosis")
-    found: Evidence = stage._cases[wrapper]
-    return found
-
-
-def backwards() -> backward.Backwards:
-    stage: Any = next(stage for stage in ddp.stages() if stage.place == "diagnosis")
-    found: backward.Backwards = stage._backwards
-    return found
-
-
 def hooks() -> int:
     return len(modules._global_forward_pre_hooks)
 
@@ -229,7 +215,7 @@ def test_torchs_own_backward_comes_back() -> None:
     model = DistributedDataParallel(Heads())
     assert torch.autograd.backward is not original
     model(torch.ones(1, 2))[0].sum().backward()
-    told = backwards()
+    told = diagnosis()._backwards
     assert told.known and told.looking
     assert ddpfix.deactivate() == []
     assert torch.autograd.backward is original and hooks() == 0
@@ -257,18 +243,16 @@ def test_a_model_whose_reductions_are_finalized_gathers_nothing() -> None:
     ddpfix.activate(log="off")
     model = DistributedDataParallel(Heads())
     model(torch.ones(1, 2))[0].sum().backward()
-    evidence = case_of(model)
+    evidence = diagnosis()._cases[model]
     assert (evidence.steps, evidence.missing, list(evidence._outputs)) == (0, [], [])
-    assert not backwards().looking
+    assert not diagnosis()._backwards.looking
 
 
-@pytest.mark.skipif(not CAN_ASK, reason="the reducer cannot be asked before torch 2.1")
-def test_a_loop_with_two_backwards_is_soon_left_alone() -> None:
-    ddpfix.activate(log="off", unused="off")
-    model = DistributedDataParallel(Heads())
-    evidence = case_of(model)
+@pytest.mark.skipif(not reducer.AT_ANY_TIME, reason="the reducer cannot be asked before torch 2.1")
+def test_a_loop_with_two_backwards_is_soon_left_alone(watched: Any) -> None:
+    evidence = diagnosis()._cases[watched]
     for step in range(4):
-        first, second = model(torch.ones(1, 2))
+        first, second = watched(torch.ones(1, 2))
         first.sum().backward()
         assert bool(evidence.missing) is (step < 2)
         second.sum().backward()
@@ -276,20 +260,16 @@ def test_a_loop_with_two_backwards_is_soon_left_alone() -> None:
     assert not evidence._asks
 
 
-def test_an_output_is_not_kept_alive() -> None:
-    ddpfix.activate(log="off", unused="off")
-    model = DistributedDataParallel(Heads())
-    output = model(torch.ones(1, 2))
+def test_an_output_is_not_kept_alive(watched: Any) -> None:
+    output = watched(torch.ones(1, 2))
     kept = weakref.ref(output[1])
     output[0].sum().backward()
     del output
     assert kept() is None
 
 
-def test_an_error_of_another_kind_is_left_as_it_is() -> None:
-    ddpfix.activate(log="off", unused="off")
-    model = DistributedDataParallel(Heads())
-    value = model(torch.ones(1, 2))[0].sum()
+def test_an_error_of_another_kind_is_left_as_it_is(watched: Any) -> None:
+    value = watched(torch.ones(1, 2))[0].sum()
     with pytest.raises(RuntimeError) as caught:
         value.backward(gradient=torch.ones(3))
     assert "ddpfix" not in str(caught.value)
@@ -308,4 +288,50 @@ def test_an_error_of_another_kind_is_left_as_it_is() -> None:
 def test_the_setting_is_advised_where_it_helps(unused: Any, given: Dict[str, Any], helps: bool) -> None:
     ddpfix.activate(log="off", unused=unused)
     model = DistributedDataParallel(Heads(), **given)
-    assert ("DDPFIX_UNUSED=late" in explanation._without_edit(case_of(model))) is helps
+    assert ("DDPFIX_UNUSED=late" in explanation._without_edit(diagnosis()._cases[model])) is helps
+
+
+# Parameters that a step leaves out are marked at its start only where the outputs lie in one stream.
+
+
+class Branches(Heads):
+    """Two outputs, and a branch that no step takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.never = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("names", [["default"], ["one", "other"]])
+def test_no_mark_at_the_start_where_nothing_orders_it(names: List[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: List[Any] = []
+
+    def current_stream(device: Any) -> str:
+        asked.append(device)
+        return names[len(asked) % len(names)]
+
+    monkeypatch.setattr(devices, "current_stream", current_stream)
+    ddpfix.activate(unused="late", log="off")
+    events: List[str] = []
+    before = reducer.mark_ready
+
+    def mark_ready(of: Any, parameters: Any, indices: Any) -> None:
+        if indices:
+            events.append("mark")
+        before(of, parameters, indices)
+
+    monkeypatch.setattr(reducer, "mark_ready", mark_ready)
+    model = DistributedDataParallel(Branches())
+    model.module.one.weight.register_hook(lambda gradient: events.append("gradient"))
+    for step in range(6):
+        events.append(f"step {step}")
+        one, other = model(torch.ones(1, 2))
+        (one.sum() + other.sum()).backward()
+        assert model.module.never.weight.grad is None and model.module.one.weight.grad is not None
+        model.zero_grad(set_to_none=True)
+    # In the first steps alone: it costs nothing later.
+    assert len(asked) == 2
+    last = events[events.index("step 5") :]
+    # torch 2.0 allows no mark before a backward is over.
+    at_start = len(names) == 1 and reducer.AT_ANY_TIME
+    assert last == ["step 5", *(["mark", "gradient"] if at_start else ["gradient", "mark"])], events

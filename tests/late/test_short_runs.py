@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import List
 
@@ -49,12 +48,9 @@ DIVERGED = (
 
 
 def lines(folder: Path, end: str, **environ: str) -> List[str]:
-    (folder / "train.py").write_text(PROGRAM)
-    command = [*ranks.elastic(2), "train.py", end]
-    env = ranks.environment({"DDPFIX": "1", **environ})
-    ended = subprocess.run(command, env=env, cwd=str(folder), capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    return [line for line in ended.stderr.splitlines() if line.startswith("ddpfix: ")]
+    code, output = ranks.script(PROGRAM, folder, end, DDPFIX="1", **environ)
+    assert code == 0, output
+    return [line for line in output.splitlines() if line.startswith("ddpfix: ")]
 
 
 @pytest.mark.ranks

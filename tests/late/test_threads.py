@@ -6,19 +6,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Dict, List
 
 import pytest
 import torch
 
-from tests.late import launch
-from tests.late.launch import Scenario, both, comparison
-from tests.late.loops import kinds
-from tests.late.loops import launch as loops
-from tests.late.loops.launch import Ranks
-from tests.late.loops.loop import MODES, SETTINGS
-from tests.late.loops.test_loops import closeness
-from tests.late.loops.verdict import broken, verdict
+from tests.late.launch import Ranks, Scenario, both
+from tests.late.loops.loop import SETTINGS
+from tests.late.loops.test_loops import Table, keeps_the_law
 from tests.late.test_meaning import LAYERS
 from tests.support import off_main_thread
 
@@ -33,7 +29,6 @@ PROGRAMS = (
     "second_backward_on_one_rank",
     "repeated_then_twice",
 )
-KINDS = kinds.load()
 CHECKPOINTS = ("", *(f"layers-{kind}" for kind in LAYERS), "encoder-reentrant", "encoder-other")
 
 
@@ -50,32 +45,27 @@ def test_hooks_run_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
-    return loops.train(loops.scenarios(PROGRAMS, MODES, [2], threads=True), tmp_path_factory.mktemp("threads"))
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    return Table(tmp_path_factory.mktemp("threads"), threads=True)
 
 
 @pytest.mark.parametrize("mode", SETTINGS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_ddpfix_keeps_the_law(programs: Dict[str, Ranks], name: str, mode: str) -> None:
-    kind, runs = KINDS[name], {each: programs[f"{name}-{each}-2"] for each in MODES}
-    plain, ours = (verdict(runs[each], runs["hand"], closeness(kind, 2)) for each in ("plain", mode))
-    why = broken(kind, plain, ours, runs[mode], runs["plain"], runs["hand"], 2)
-    assert not why, "\n".join([why, *(log[-3000:] for log, _ in runs[mode])])
+def test_ddpfix_keeps_the_law(programs: Table, name: str, mode: str) -> None:
+    keeps_the_law(name, programs[name, 2], mode, 2)
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+def plans(folder: Path) -> List[Scenario]:
     plans = [
-        Scenario(f"{mode}-{kind}", comparison=comparison(checkpointing=kind), settings={"unused": mode}, threads=True)
+        Scenario(f"{mode}-{kind}", "compared:train", {"checkpointing": kind}, {"unused": mode}, threads=True)
         for kind in CHECKPOINTS
         for mode in ("auto", "late")
     ]
-    plans.append(Scenario("here", comparison=comparison(), settings={"unused": "auto"}))
-    return launch.train(plans, tmp_path_factory.mktemp("checkpoints"))
+    return [*plans, Scenario("here", "compared:train", settings={"unused": "auto"})]
 
 
 @pytest.mark.parametrize("mode", ["auto", "late"])
 @pytest.mark.parametrize("kind", CHECKPOINTS)
-def test_parameters_are_those_of_the_main_thread(checkpoints: Dict[str, Ranks], kind: str, mode: str) -> None:
-    for one, other in zip(both(checkpoints, "here"), both(checkpoints, f"{mode}-{kind}")):
+def test_parameters_are_those_of_the_main_thread(outcomes: Dict[str, Ranks], kind: str, mode: str) -> None:
+    for one, other in zip(both(outcomes, "here"), both(outcomes, f"{mode}-{kind}")):
         assert one["steps"] == other["steps"] and one["none"] == other["none"]

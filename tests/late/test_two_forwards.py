@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
 import pytest
@@ -13,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix.patching.site import Site
-from tests.late import launch, two_forwards
-from tests.late.launch import Ranks, Scenario, ends
+from tests.late import two_forwards
+from tests.late.launch import Ranks, Scenario, ends, steps
 from tests.late.one_rank import alone, undone  # noqa: F401
 from tests.support import host_reads
 
@@ -28,23 +29,20 @@ EXACT = ("statistics", "instances", "table", "evaluated")
 CHANGED = ("moving", "parted", "own_normalization")
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
+def plans(folder: Path) -> List[Scenario]:
     names = {name: f"two_forwards:{name}" for name in (*EXACT, *CHANGED)}
     plans = [Scenario(f"plain-{name}", function=function) for name, function in names.items()]
     plans += [Scenario(name, function=function, settings={}) for name, function in names.items()]
     plans += [Scenario("off", function=names["table"], settings={"torch_buffers": "0"})]
     plans += [Scenario("find", function=names["statistics"], settings={"unused": "find"})]
-    return launch.train(plans, tmp_path_factory.mktemp("two_forwards"))
+    return plans
 
 
 def trained(ranks: Ranks) -> None:
     """Both ranks have what the reference has."""
-    assert ends(ranks) == ["", ""], ranks
-    values = [record for _, record in ranks if record is not None]
-    assert len(values[0]["weights"]) == two_forwards.STEPS
-    assert values[0]["weights"] == values[1]["weights"]
-    for step, expected in zip(values[0]["weights"], values[0]["expected"]):
+    weights, others = steps(ranks, "weights")
+    assert weights == others and len(weights) == two_forwards.STEPS
+    for step, expected in zip(weights, steps(ranks, "expected")[0]):
         assert step == pytest.approx(expected, abs=1e-6)
 
 
@@ -111,17 +109,14 @@ def versions(model: Any) -> List[int]:
 
 
 def test_a_broadcast_is_hidden_only_while_a_forward_waits(model: Any) -> None:
-    begun = versions(model)
-    first = model(torch.ones(2, 4))
-    # Nothing waited: one write each by the broadcast, and the counter of batches by the forward.
-    assert [after - before for before, after in zip(begun, versions(model))] == [1, 1, 1, 2]
-    before = versions(model)
-    second = model(torch.ones(2, 4))
-    assert [after - old for old, after in zip(before, versions(model))] == [0, 0, 0, 1]
-    (first.sum() + second.sum()).backward()
-    before = versions(model)
-    model(torch.ones(2, 4))
-    assert [after - old for old, after in zip(before, versions(model))] == [1, 1, 1, 2]
+    outputs = []
+    # At first nothing waits: one write each by the broadcast, and the counter of batches by the forward.
+    for written in ([1, 1, 1, 2], [0, 0, 0, 1], [1, 1, 1, 2]):
+        before = versions(model)
+        outputs.append(model(torch.ones(2, 4)).sum())
+        assert [after - old for old, after in zip(before, versions(model))] == written
+        if len(outputs) == 2:
+            sum(outputs).backward()
 
 
 def test_a_forward_whose_output_is_dropped_waits_for_nothing(model: Any) -> None:

@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
 
-from tests.late import launch
 from tests.late.launch import Ranks, Scenario, ends, said, steps
+from tests.late.toolkit_loops import TOOLKITS
 from tests.late.uneven_loops import LENGTHS, RIGHT, UNEVEN
-from tests.late.uneven_toolkits import TOOLKITS
 
 pytestmark = [pytest.mark.patches("torch.uneven"), pytest.mark.sampled(inside=False, cells=True)]
 POLICIES = ("stop", "pad")
-HERE = [name for name, toolkit in TOOLKITS.items() if find_spec(toolkit)]
 
 
 def scenario(name: str, loop: str, file: str = "uneven_loops", **others: Any) -> Scenario:
     return Scenario(name, function=f"{file}:{loop}", timeout=60, **others)
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Ranks]:
-    plans = [scenario(f"plain-{loop}", loop) for loop in (*RIGHT, "shuffled", "counts_steps")]
-    plans += [scenario(f"plain-{loop}", loop, "uneven_toolkits") for loop in HERE]
-    for how in POLICIES:
-        asked = {"uneven": how}
-        plans += [scenario(f"{how}-{loop}", loop, settings=asked) for loop in (*UNEVEN, *RIGHT)]
-        plans += [scenario(f"{how}-{loop}", loop, "uneven_toolkits", settings=asked) for loop in HERE]
-        plans += [scenario(f"hand-{how}-{loop}", f"{loop}_{how}") for loop in UNEVEN]
-        plans += [scenario(f"hand-{how}-{loop}", f"{loop}_{how}", "uneven_toolkits") for loop in HERE]
-    plans += [
+def plans(folder: Path) -> List[Scenario]:
+    files = dict.fromkeys((*UNEVEN, *RIGHT, "counts_steps", "once"), "uneven_loops")
+    plans = []
+    for loop, file in {**files, **dict.fromkeys(TOOLKITS, "toolkit_loops")}.items():
+        plans.append(scenario(f"plain-{loop}", loop, file))
+        plans += [scenario(f"{how}-{loop}", loop, file, settings={"uneven": how}) for how in POLICIES]
+        by_hand = POLICIES if loop in (*UNEVEN, *TOOLKITS) else ()
+        plans += [scenario(f"hand-{how}-{loop}", loop, file, given={"how": how}) for how in by_hand]
+    return [
+        *plans,
         scenario("auto-counts_steps", "counts_steps", settings={}),
         scenario("plain-auto", "streamed", settings={}),
         scenario("plain-switched", "streamed", settings={"uneven": "stop", "torch_uneven": "0"}),
-        scenario("pad-once", "once", settings={"uneven": "pad"}),
         scenario("three", "streamed", settings={"uneven": "pad"}, size=3),
-        scenario("hand-three", "streamed_pad", size=3),
+        scenario("hand-three", "streamed", given={"how": "pad"}, size=3),
     ]
-    return launch.train(plans, tmp_path_factory.mktemp("uneven"))
 
 
 def came_out_of_step(ranks: Ranks) -> bool:
@@ -72,7 +68,7 @@ def test_an_epoch_ends_together_as_if_evened_by_hand(outcomes: Dict[str, Ranks],
 @pytest.mark.parametrize("loop", TOOLKITS)
 @pytest.mark.parametrize("how", POLICIES)
 def test_under_a_toolkit(outcomes: Dict[str, Ranks], loop: str, how: str) -> None:
-    if loop not in HERE:
+    if not find_spec(TOOLKITS[loop]):
         pytest.skip(f"{TOOLKITS[loop]} is not installed here")
     assert came_out_of_step(outcomes[f"plain-{loop}"])
     first, second = steps(outcomes[f"{how}-{loop}"])

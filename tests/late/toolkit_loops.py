@@ -1,18 +1,21 @@
-"""Loops of accelerate and Lightning with backwards, or steps, in an unusual place; see ``test_manual``."""
+"""Loops of toolkits: backwards, or steps, in an unusual place, and ranks with different numbers of batches.
+
+Each function fills ``record``; see ``test_manual`` and ``test_uneven``.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List
 
 import torch
 from torch import distributed, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from tests.late.parting import sums
+from tests.late.parting import Record, sums
+from tests.late.unaveraged import flush
+from tests.late.uneven_loops import EPOCHS, Samples, lengths, rank, tiny
 
-Record = Dict[str, Any]
 STEPS = 6
 
 
@@ -25,19 +28,11 @@ def net(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, outputs))
 
 
-def fit(module: Any, loader: Any, **options: Any) -> None:
-    """Lightning on the ranks that there are, without what it writes."""
-    import lightning
-    from lightning.pytorch.plugins.environments import TorchElasticEnvironment
-
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    options = {"strategy": "ddp", "devices": distributed.get_world_size(), **quiet, **options}
-    lightning.Trainer(accelerator="cpu", plugins=[TorchElasticEnvironment()], **options).fit(module, loader)
-
-
 def adversarial(record: Record, strategy: str = "ddp") -> None:
     """A generator and a discriminator by Lightning's manual optimization, as its documentation has it."""
     import lightning
+
+    from tests.support import small_lightning
 
     class Adversarial(lightning.LightningModule):
         def __init__(self) -> None:
@@ -60,12 +55,7 @@ def adversarial(record: Record, strategy: str = "ddp") -> None:
             return torch.optim.Adam(self.g.parameters(), 0.01), torch.optim.SGD(self.d.parameters(), 0.1, 0.9)
 
     record["steps"] = []
-    fit(Adversarial(), data(), strategy=strategy, max_epochs=1)
-
-
-def adversarial_with_the_flag(record: Record) -> None:
-    """The same with the strategy that Lightning's error message names."""
-    adversarial(record, "ddp_find_unused_parameters_true")
+    small_lightning.fit_here(Adversarial(), data(), strategy=strategy, max_epochs=1)
 
 
 def accumulate(record: Record, nested: bool = False, steps: int = 1) -> None:
@@ -90,17 +80,7 @@ def accumulate(record: Record, nested: bool = False, steps: int = 1) -> None:
             step(batch)
         accelerator.wait_for_everyone()
         record["steps"].append(sums(model))
-    lowest: Any = sys.modules.get("ddpfix.exchange.lowest_rank")
-    if lowest is not None:
-        lowest.flush()
-
-
-def accumulate_nested(record: Record) -> None:
-    accumulate(record, nested=True, steps=2)
-
-
-def accumulate_two(record: Record) -> None:
-    accumulate(record, steps=2)
+    flush()
 
 
 class Encoder(nn.Module):
@@ -148,5 +128,110 @@ def pairs(number: int) -> Dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(1, 40, (4, 20), generator=draw) * mask, "attention_mask": mask}
 
 
-def cached_loss_with_the_flag(record: Record) -> None:
-    cached_loss(record, find_unused_parameters=True)
+# Ranks with different numbers of batches: a part of a stream is longer than another, as after split_dataset_by_node.
+
+
+class Part(IterableDataset):  # type: ignore[type-arg]
+    """This rank's part of a stream, or the same evened by hand; accelerate and Trainer take one of ``times``."""
+
+    def __init__(self, how: str, times: int = 1) -> None:
+        own = lengths()[rank()]
+        target = {"": own, "stop": min(lengths()), "pad": max(lengths())}[how]
+        self.batches = Samples(own).data.split(2)
+        self.numbers = [number % own for number in range(target) for _ in range(times)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (sample for number in self.numbers for sample in self.batches[number])
+
+
+def accelerated(record: Record, how: str = "") -> None:
+    """accelerate does not know how long a stream is."""
+    import accelerate
+
+    try:
+        from accelerate.utils import DataLoaderConfiguration
+
+        accelerator = accelerate.Accelerator(
+            cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False)
+        )
+    except ImportError:
+        accelerator = accelerate.Accelerator(cpu=True, dispatch_batches=False)
+    model = tiny()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Part(how, distributed.get_world_size()), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    record["steps"] = []
+    for _ in range(EPOCHS):
+        for batch in loader:
+            optimizer.zero_grad()
+            accelerator.backward(model(batch).pow(2).mean())
+            optimizer.step()
+            record["steps"].append(sums(model))
+        accelerator.wait_for_everyone()
+
+
+class Model(nn.Module):
+    """As Trainer has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = tiny()
+
+    def forward(self, inputs: Any) -> Any:
+        return {"loss": self.net(inputs).pow(2).mean()}
+
+
+class Named(Part):
+    """Samples with the name of the argument that they are for."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ({"inputs": each} for each in super().__iter__())
+
+
+def trained(record: Record, how: str = "") -> None:
+    """Trainer, which averages its loss over the ranks where an epoch ends."""
+    import tempfile
+
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Note(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+            record["steps"].append(sums(model))
+
+    record["steps"] = []
+    options: Dict[str, Any] = {"use_cpu": True, "accelerator_config": {"dispatch_batches": False}}
+    if not hasattr(TrainingArguments, "use_cpu"):
+        options = {"no_cuda": True}
+    arguments = TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=2,
+        max_steps=9,
+        logging_strategy="epoch",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        learning_rate=0.1,
+        **options,
+    )
+    data = Named(how, distributed.get_world_size())
+    Trainer(model=Model(), args=arguments, train_dataset=data, callbacks=[Note()]).train()
+
+
+def lightened(record: Record, how: str = "") -> None:
+    """Lightning."""
+    from tests.support import small_lightning
+
+    class Module(small_lightning.Module):
+        def on_train_batch_end(self, *others: Any) -> None:
+            record["steps"].append(sums(self))
+
+        def on_train_epoch_end(self) -> None:
+            # As the checkpoint callback does.
+            self.trainer.strategy.barrier()
+
+    record["steps"] = []
+    small_lightning.fit_here(Module(tiny()), DataLoader(Part(how), batch_size=2), max_epochs=EPOCHS)
+
+
+# The distribution that each needs.
+TOOLKITS = {"accelerated": "accelerate", "trained": "transformers", "lightened": "lightning"}

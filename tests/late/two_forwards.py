@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.late.parting import sums
+from tests.late.loops.loop import average
+from tests.late.parting import Record, sums
 
-Record = Dict[str, Any]
 STEPS = 4
 
 
@@ -63,9 +63,12 @@ def broadcast(model: Any) -> None:
         buffer.data.copy_(rank_0)
 
 
-def train(record: Record, name: str) -> None:
-    """Train under DDP, and a copy by hand: gradients averaged, rank 0's buffers in front of each forward."""
-    build, between = PROGRAMS[name]
+def train(record: Record, build: Callable[[], Any], between: Callable[[Any], Any] = id) -> None:
+    """Train under DDP, and a copy by hand: gradients averaged, rank 0's buffers in front of each forward.
+
+    Args:
+        between: is done between the two forwards.
+    """
     model = build()
     alone = copy.deepcopy(model)
     wrapped = DistributedDataParallel(model)
@@ -77,9 +80,7 @@ def train(record: Record, name: str) -> None:
         record["weights"].append(sums(model))
         alone.zero_grad()
         loss(alone, step, between).backward()
-        for parameter in alone.parameters():
-            distributed.all_reduce(parameter.grad)
-            parameter.grad /= distributed.get_world_size()
+        average(list(alone.parameters()))
         torch.optim.SGD(alone.parameters(), lr=0.1).step()
         record["expected"].append(sums(alone))
 
@@ -92,24 +93,22 @@ def moved_apart(model: Any) -> None:
     model.table.data += distributed.get_rank()
 
 
-# The model, and what is done between the two forwards.
-PROGRAMS: Dict[str, Tuple[Callable[[], nn.Module], Callable[[Any], Any]]] = {
+PROGRAMS: Dict[str, Callable[[Record], None]] = {
     # Running statistics, which differ between ranks after each forward.
-    "statistics": (lambda: Scaled(nn.BatchNorm1d(4)), id),
+    "statistics": functools.partial(train, build=lambda: Scaled(nn.BatchNorm1d(4))),
     # Statistics of an instance normalization, which writes them through copies.
-    "instances": (
-        lambda: nn.Sequential(Scaled(), nn.Unflatten(1, (1, 2)), nn.InstanceNorm1d(1, track_running_stats=True)),
-        id,
+    "instances": functools.partial(
+        train,
+        build=lambda: nn.Sequential(Scaled(), nn.Unflatten(1, (1, 2)), nn.InstanceNorm1d(1, track_running_stats=True)),
     ),
     # A table that the backward reads, and that never changes.
-    "table": (Scaled, id),
+    "table": functools.partial(train, build=Scaled),
     # The first forward in evaluation mode, whose backward reads the running statistics.
-    "evaluated": (lambda: Scaled(nn.BatchNorm1d(4).eval()), toggled),
+    "evaluated": functools.partial(train, build=lambda: Scaled(nn.BatchNorm1d(4).eval()), between=toggled),
     # A table that each forward changes: the gradient of the earlier forward would be another one.
-    "moving": (lambda: Scaled(moves=True), id),
+    "moving": functools.partial(train, build=lambda: Scaled(moves=True)),
     # A table that differs between ranks when it is broadcast, although no forward has changed it.
-    "parted": (Scaled, moved_apart),
+    "parted": functools.partial(train, build=Scaled, between=moved_apart),
     # Running statistics that the backward reads in training mode.
-    "own_normalization": (lambda: Scaled(Renorm(4)), id),
+    "own_normalization": functools.partial(train, build=lambda: Scaled(Renorm(4))),
 }
-globals().update({name: functools.partial(train, name=name) for name in PROGRAMS})

@@ -5,53 +5,36 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from typing import Any, Callable, Container, Dict
+from typing import Any, Callable, Container, Dict, List
 
 import torch
 from torch import distributed, nn
 
-from tests.late import flag_set_after as by_attribute
-from tests.late.parting import STEPS, averaged, batch, logged, note, second_rank, sgd, train, wrapped
+from tests.late import flag_set_after, parting
+from tests.late.parting import STEPS, Act, Record, averaged, backward_of, batch, logged, second_rank
 
-Record = Dict[str, Any]
-Between = Callable[[Any, int], Any]
 EVERY = range(STEPS)
-
-
-def nothing(model: Any, step: int) -> None:
-    pass
 
 
 def loss(model: Any, step: int) -> Any:
     return model(batch(step)).pow(2).mean()
 
 
-def trained(
-    record: Record,
-    before: Between = nothing,
-    after: Between = nothing,
-    inside: bool = True,
-    optimizer: Callable[[Any], Any] = sgd,
-    local: Container[int] = EVERY,
-    loss: Between = loss,
-    **ddp: Any,
-) -> None:
-    """Train under ``no_sync`` in ``local`` steps; ``before`` and ``after`` are around the optimizer's step."""
-    model = wrapped(**ddp)
-    steps = optimizer(model)
-    for step in range(STEPS):
-        steps.zero_grad()
-        with contextlib.ExitStack() as stack:
-            with model.no_sync() if step in local else contextlib.nullcontext():
-                loss(model, step).backward()
-                if inside:
-                    stack.enter_context(model.no_sync())
-            before(model, step)
-            steps.step()
-        after(model, step)
-        # Without a gradient in common a rank could be done before the other one has begun.
-        logged(step)
-        note(record, model)
+def trained(record: Record, inside: bool = True, local: Container[int] = EVERY, loss: Act = loss, **how: Any) -> None:
+    """Train under ``no_sync`` in ``local`` steps, with the optimizer's step ``inside`` or not."""
+
+    def backward(model: Any, step: int) -> None:
+        with model.no_sync() if step in local else contextlib.nullcontext():
+            loss(model, step).backward()
+
+    if inside:
+        how["around"] = lambda model: model.no_sync()
+    by(record, backward, **how)
+
+
+def by(record: Record, backward: Act, **how: Any) -> None:
+    """Train with gradients that are made in a way. Ranks that have none in common stay together by a number."""
+    parting.trained(record, logged, backward=backward, **how)
     flush()
 
 
@@ -120,36 +103,25 @@ def around_backward(model: Any, step: int) -> None:
 
 def another_forward(model: Any, step: int) -> None:
     """A forward for a log, between backward and step: nothing runs between it and the step."""
-    loss(model, step).backward()
+    backward_of(model, step)
     loss(model, step)
-
-
-def by(record: Record, backward: Between, **how: Any) -> None:
-    model = wrapped(**how)
-    train(record, model, sgd(model), between=logged, backward=lambda step: backward(model, step))
-    flush()
 
 
 def backwards(record: Record, numbers: Callable[[int], int]) -> None:
     """Train with a number of backwards in each step that the rank decides; the other one makes up for it at the end."""
-    model = wrapped()
+    models: List[Any] = []
 
-    def backward(step: int) -> None:
+    def backward(model: Any, step: int) -> None:
         for _ in range(numbers(step)):
-            loss(model, step).backward()
+            backward_of(model, step)
 
-    train(record, model, sgd(model), backward=backward)
+    parting.trained(record, backward=backward, prepare=models.append)
     # Both ranks come to the end: whoever has called backward less often does so now.
     for _ in range(3 * STEPS - sum(map(numbers, range(STEPS)))):
-        loss(model, 0).backward()
+        backward_of(models[0], 0)
 
 
-def flag_set_after(record: Record, before: bool = False) -> None:
-    by_attribute.run(record, before)
-    flush()
-
-
-def by_hand(of: Callable[[Any], Any]) -> Between:
+def by_hand(of: Callable[[Any], Any]) -> Act:
     return lambda model, step: averaged(*map(of, model.parameters()))
 
 
@@ -184,13 +156,13 @@ PROGRAMS: Dict[str, Callable[[Record], None]] = {
     "first_only": functools.partial(by, backward=functools.partial(two_micro_batches, averaged=[0])),
     "no_sync_around_backward": functools.partial(by, backward=around_backward),
     "another_forward": functools.partial(by, backward=another_forward),
-    "flag_set_before": functools.partial(flag_set_after, before=True),
+    "flag_set_after": functools.partial(by, backward=flag_set_after.backward),
+    "flag_set_before": functools.partial(by, backward=functools.partial(flag_set_after.backward, before=True)),
     # How often a rank calls backward in a step: one more often, or both equally often, though not in each step.
     "twice": functools.partial(backwards, numbers=lambda step: 1 + second_rank()),
     "as_often": functools.partial(backwards, numbers=lambda step: 1 + step % 2),
 }
-globals().update(PROGRAMS)
 
 
 def backward_inside(record: Record) -> None:
-    by(record, lambda model, step: model(batch(step)), module=Inside(), static_graph=True)
+    by(record, lambda model, step: model(batch(step)), module=Inside, static_graph=True)

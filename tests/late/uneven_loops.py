@@ -1,22 +1,21 @@
 """Loops over DataLoaders in which ranks have different numbers of batches; each function fills ``record``.
 
-Each is there as shipped, and with its loaders evened by hand (``by_hand``), which is what it is compared with.
+Each is run as shipped, and with its loaders evened by hand (``how``), which is what it is compared with.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from tests.late.parting import sums
+from tests.late.parting import Record, sums
 
-Record = Dict[str, Any]
 # Batches of each rank in an epoch, two samples each.
 LENGTHS = (4, 6, 5)
 EPOCHS = 2
@@ -52,25 +51,12 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         self.left: Optional[Iterator[Any]] = iter(self.samples.data) if once else None
 
     def __iter__(self) -> Iterator[Any]:
-        return _Reader(self) if self.left is None else self.left
+        return map(self.read, range(len(self.samples))) if self.left is None else self.left
 
-
-class _Reader:
-    """Goes on after a sample that cannot be read."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream, self.number = stream, -1
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        self.number += 1
-        if self.number == self.stream.broken:
+    def read(self, number: int) -> Any:
+        if number == self.broken:
             raise ValueError("this sample cannot be read")
-        if self.number >= len(self.stream.samples):
-            raise StopIteration
-        return self.stream.samples[self.number]
+        return self.samples[number]
 
 
 class Grouped(Sampler):  # type: ignore[type-arg]
@@ -111,20 +97,18 @@ class Loop:
         return self.model(batch).pow(2).mean()
 
     def step(self, batch: Any) -> None:
-        self.optimizer.zero_grad()
         self.loss(batch).backward()
-        self.ends()
-
-    def ends(self) -> None:
         self.optimizer.step()
+        self.optimizer.zero_grad()
         self.steps.append(sums(self.model))
 
 
-def as_shipped(loader: Any) -> Any:
-    return loader
+def evened(loader: Any, how: str) -> Any:
+    """The loader as it is, or, with a way, as many batches as on all ranks."""
+    return by_hand(loader, how) if how else loader
 
 
-def by_hand(how: str, loader: Any) -> Iterator[Any]:
+def by_hand(loader: Any, how: str) -> Iterator[Any]:
     """As many batches as on all ranks, without ddpfix; the random state is as if nothing was read again."""
     target = {"stop": min, "pad": max}[how](lengths())
     given = 0
@@ -141,68 +125,48 @@ def by_hand(how: str, loader: Any) -> Iterator[Any]:
             yield batch
 
 
-Even = Callable[[Any], Any]
-
-
-def _train(record: Record, loader: Any, even: Even, epochs: int = EPOCHS) -> Loop:
-    loop = Loop(record)
+def trained(record: Record, loaders: Callable[[], Sequence[Any]], how: str = "", epochs: int = EPOCHS) -> None:
+    """Train on the batches of a loader, or of several side by side."""
+    loop, some = Loop(record), loaders()
     for _ in range(epochs):
-        for batch in even(loader):
+        ready = [evened(loader, how) for loader in some]
+        for batch in ready[0] if len(ready) == 1 else map(sum, zip(*ready)):
             loop.step(batch)
         # All ranks come here, and where they are not in step this is another rank's gradient.
         distributed.barrier()
-    return loop
 
 
 # The loaders of loops that do nothing but train.
-LOADERS: Dict[str, Callable[[], Any]] = {
+LOADERS: Dict[str, Callable[[], Sequence[Any]]] = {
     # A stream, of which nobody knows how long it is.
-    "streamed": lambda: stream(),
+    "streamed": lambda: [stream()],
     # Its worker lives as long as the loader.
-    "workers": lambda: DataLoader(Stream(own()), batch_size=2, num_workers=1, persistent_workers=True),
+    "workers": lambda: [DataLoader(Stream(own()), batch_size=2, num_workers=1, persistent_workers=True)],
     # A dataset of each rank's own, shuffled by the global random state.
-    "shuffled": lambda: DataLoader(Samples(own()), batch_size=2, shuffle=True),
+    "shuffled": lambda: [DataLoader(Samples(own()), batch_size=2, shuffle=True)],
     # A sampler of batches whose length is not that of the epoch.
-    "grouped": lambda: DataLoader(Samples(own()), batch_sampler=Grouped(2 * own())),
+    "grouped": lambda: [DataLoader(Samples(own()), batch_sampler=Grouped(2 * own()))],
+    "zipped": lambda: [stream(), DataLoader(Samples(own()), batch_size=2)],
 }
+globals().update({name: functools.partial(trained, loaders=loaders) for name, loaders in LOADERS.items()})
+# What is read once cannot be read again: with pad, too, all end with the shortest.
+once = functools.partial(trained, loaders=lambda: [stream(once=True)], epochs=1)
 
 
-def trained(record: Record, name: str, even: Even = as_shipped) -> None:
-    _train(record, LOADERS[name](), even)
-
-
-globals().update({name: functools.partial(trained, name=name) for name in LOADERS})
-
-
-def accumulated(record: Record, even: Even = as_shipped) -> None:
+def accumulated(record: Record, how: str = "") -> None:
     """Gradients of two batches."""
     loop, loader = Loop(record), stream()
     for _ in range(EPOCHS):
-        for number, batch in enumerate(even(loader)):
+        for number, batch in enumerate(evened(loader, how)):
             if number % 2:
-                loop.loss(batch).backward()
-                loop.ends()
-                loop.optimizer.zero_grad()
+                loop.step(batch)
             else:
                 with loop.model.no_sync():
                     loop.loss(batch).backward()
         distributed.barrier()
 
 
-def zipped(record: Record, even: Even = as_shipped) -> None:
-    """Two loaders, side by side."""
-    loop, one, other = Loop(record), stream(), DataLoader(Samples(own()), batch_size=2)
-    for _ in range(EPOCHS):
-        for batch, more in zip(even(one), even(other)):
-            loop.step(batch + more)
-        distributed.barrier()
-
-
-# Evened by hand, under names of their own.
-UNEVEN = (*LOADERS, "accumulated", "zipped")
-for _name in UNEVEN:
-    for _how in ("stop", "pad"):
-        vars()[f"{_name}_{_how}"] = functools.partial(vars()[_name], even=functools.partial(by_hand, _how))
+UNEVEN = (*LOADERS, "accumulated")
 
 
 # These are right in plain torch.
@@ -297,8 +261,3 @@ def looks_aside(record: Record) -> None:
 
 
 RIGHT = ("looks_aside", "breaks_off", "leaves_alone", "evaluates", "joined", "catches", "shares_out")
-
-
-def once(record: Record) -> None:
-    """What is read once cannot be read again: with pad, too, all end with the shortest."""
-    _train(record, stream(once=True), as_shipped, epochs=1)

@@ -18,8 +18,7 @@ from typing import Dict, List
 import pytest
 
 from ddpfix.matrix import detect, loader
-
-ROOT = Path(__file__).parents[2]
+from tests.support import ranks
 
 
 def orders(steps: str, *rules: str) -> List[str]:
@@ -52,12 +51,10 @@ ORDERINGS = dict.fromkeys(
 @pytest.fixture(scope="module")
 def steps_made() -> Dict[str, List[str]]:
     """What went wrong after each step, by the path that led to it."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("DDPFIX")}
-    environ.update(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(Path(__file__).with_name("tree.py"))],
         input="\n".join(" ".join(order) for order in ORDERINGS),
-        env=environ,
+        env=ranks.environment({"PYTHONPATH": str(ranks.ROOT)}),
         stdout=subprocess.PIPE,
         text=True,
         timeout=900,

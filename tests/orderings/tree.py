@@ -15,7 +15,7 @@ import os
 import sys
 import traceback
 from types import FunctionType, ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 WAVLM = "transformers.models.wavlm.modeling_wavlm"
 HOME = "torch.nn.parallel.distributed"
@@ -82,7 +82,7 @@ class Observer:
         """Functions and descriptors that have changed, and names of ours that were left behind."""
         kinds = (FunctionType, classmethod, staticmethod, property)
         for (module, name), before in self.seen.items():
-            owner = sys.modules[module] if name is None else before_class(module, name, self.seen)
+            owner = sys.modules[module] if name is None else self.seen[module, None][name]
             now = vars(owner)
             for key, value in before.items():
                 if isinstance(value, kinds) and now.get(key) is not value:
@@ -90,10 +90,6 @@ class Observer:
             # A class may have got what it inherited before.
             more = (key for key in now if key not in before and name and isinstance(now[key], kinds))
             yield from (f"{module}.{name}: {key} is left" for key in [*more, *(key for key in now if "ddpfix" in key)])
-
-
-def before_class(module: str, name: str, seen: Dict[Any, Dict[str, Any]]) -> Any:
-    return seen[module, None][name]
 
 
 class World:
@@ -350,7 +346,11 @@ def walk(world: World, tree: Tree, at_once: int = 1) -> None:
             running -= 1
         sys.stdout.flush()
         if os.fork() == 0:
-            end(lambda step=step, branch=branch: make(world, step, branch))  # type: ignore[misc]
+            try:
+                make(world, step, branch)
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
         running += 1
     for _ in range(running):
         os.wait()
@@ -370,20 +370,10 @@ def make(world: World, step: str, branch: Tree) -> None:
     walk(world, branch)
 
 
-def end(action: Callable[[], None]) -> None:
-    try:
-        action()
-    finally:
-        sys.stdout.flush()
-        os._exit(0)
-
-
 def main() -> None:
     for name in HEAVY:
-        try:
+        with contextlib.suppress(ImportError):
             importlib.import_module(name)
-        except ImportError:
-            continue
     early = [name for name in ("torch", "transformers", "accelerate", "ddpfix") if name in sys.modules]
     assert not early, early
     world = World()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
-from tests.support import pool, scenario
-
-RANK = Path(__file__).with_name("rank.py")
-RANKS = 4
+from tests.late import launch
+from tests.late.launch import Ranks, Scenario
 
 
 @dataclass
@@ -29,18 +27,13 @@ class Plan:
     steps: int = 5
 
 
-@dataclass
-class Scenario(scenario.Scenario):
+def scenario(name: str, plans: Sequence[Plan], settings: Optional[Dict[str, str]] = None, **others: Any) -> Scenario:
     """Plans that are run one after the other by one process a rank."""
-
-    plans: List[Plan]
-    settings: Optional[Dict[str, str]] = None  # arguments of ``ddpfix.activate``; None is the unpatched toolkit
-    environ: Dict[str, str] = field(default_factory=dict)  # environment variables of the ranks
-    size: int = 2  # the world size
-    timeout: float = 300
+    given = {"plans": [asdict(each) for each in plans]}
+    others = {"timeout": 300, "patience": 20, **others}
+    return Scenario(name, "tests.sharded.training:run", given, settings, **others)
 
 
-def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, List[pool.Record]]:
+def train(scenarios: Sequence[Scenario], folder: Path) -> Dict[str, Ranks]:
     """(log, records by plan) of each rank, by scenario."""
-    pool.train(RANK, [each.plan(folder) for each in scenarios], folder, RANKS, {})
-    return {each.name: pool.records(folder, each.name, each.size) for each in scenarios}
+    return launch.train(scenarios, folder, of=4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import importlib
 import inspect
 from typing import Any, Dict, List
@@ -21,14 +20,12 @@ OPTIMIZERS: Dict[str, Any] = {
 }
 
 
-def run(scenario: Dict[str, Any]) -> None:
+def run(found: Dict[str, Any], plans: List[Dict[str, Any]]) -> None:
     """Fill ``record``: by plan and step, the layers that ran, what was sent, and how far all is from the reference."""
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     sent = wraps.Sent()
-    for plan in scenario["plans"]:
+    for plan in plans:
         record: Dict[str, Any] = {}
-        scenario["found"][plan["name"]] = record
+        found[plan["name"]] = record
         if plan["model"]:
             Run(plan, record, sent).steps()
         else:

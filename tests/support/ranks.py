@@ -122,6 +122,12 @@ def once(command: Sequence[str], environ: Mapping[str, str], folder: Path, limit
         return code, screen.read()
 
 
+def script(text: str, folder: Path, *words: str, **environ: str) -> Tuple[int, str]:
+    """Run a script on two ranks of torch elastic, as ``train.py`` of a folder."""
+    (folder / "train.py").write_text(text)
+    return run([*elastic(2), "train.py", *words], environment(environ), folder, 180)
+
+
 class Ended(NamedTuple):
     """How a process has ended, and what it printed."""
 

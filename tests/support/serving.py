@@ -48,7 +48,8 @@ def serve(home: Path, run: Run) -> None:
     Args:
         home: where :class:`tests.support.pool.Pool` puts its requests.
         run: ``run(scenario, folder)`` runs one scenario in a forked child, whose output goes to the scenario's log, and
-            fills ``scenario["found"]``, which is recorded with the error, if one was raised.
+            fills ``scenario["found"]``, which is recorded with the error, if one was raised. A scenario for fewer
+            ranks (``size``) leaves the last ones out.
     """
     if RANK < 0:
         if "torch" in sys.modules:
@@ -198,8 +199,13 @@ def _in_child(scenario: Dict[str, Any], folder: Path, port: str, run: Run) -> No
     found: Dict[str, Any] = {"error": None}
     scenario["found"] = found
     try:
+        size = int(scenario.get("size", os.environ["WORLD_SIZE"]))
         os.environ.update(scenario.get("environ") or {}, MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="False")
-        run(scenario, folder)
+        os.environ.update(WORLD_SIZE=str(size))
+        if size > RANK:
+            run(scenario, folder)
+        else:
+            found["left_out"] = True
     except BaseException as error:
         traceback.print_exc()
         if not isinstance(error, SystemExit) or error.code:
@@ -210,19 +216,19 @@ def _in_child(scenario: Dict[str, Any], folder: Path, port: str, run: Run) -> No
         record = folder / f"{scenario['name']}.{RANK}.json"
         record.with_suffix(".part").write_text(json.dumps(found))
         record.with_suffix(".part").rename(record)
-        if found["error"]:
-            _stay(scenario, folder)
+        _stay(scenario, folder, scenario.get("stays" if found["error"] else "lingers", 0.0))
     finally:
         os._exit(0)
 
 
-def _stay(scenario: Dict[str, Any], folder: Path) -> None:
-    """Wait for the records of all ranks, for as long as the scenario says (``stays``, in seconds).
+def _stay(scenario: Dict[str, Any], folder: Path, seconds: float) -> None:
+    """Wait for the records of all ranks, for as long as the scenario says.
 
-    A rank that is slower would end with the lost connection to this one, not with the error that it has as well.
+    A rank that is slower would end with the lost connection to this one: not with the error that it has as well
+    (``stays``), or with an error where it has none (``lingers``).
     """
     records = [folder / f"{scenario['name']}.{rank}.json" for rank in range(scenario.get("size", 0))]
-    end = time.monotonic() + scenario.get("stays", 0.0)
+    end = time.monotonic() + seconds
     while time.monotonic() < end and not all(record.exists() for record in records):
         time.sleep(0.02)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 import time
 from importlib import import_module
 from importlib.util import find_spec
@@ -58,11 +57,7 @@ def loader(scenario: Dict[str, Any]) -> Any:
 
 
 def scenario(plan: Dict[str, Any], folder: Path) -> None:
-    """Run a scenario in this (forked) process; one for fewer ranks than there are leaves the last ones out."""
-    plan["found"].update(left_out=plan["size"] <= serving.RANK)
-    if plan["found"]["left_out"]:
-        return
-    os.environ["WORLD_SIZE"] = str(plan["size"])
+    """Run a scenario in this (forked) process."""
     if plan["settings"] is None:
         run(plan, folder / plan["name"])
         return

@@ -1,4 +1,4 @@
-"""Print the table: ``python -m tests.late.loops [--only gan,sac] [--modes plain,auto,late] [--ranks 2,3] [-v]``."""
+"""Print the table: ``python -m tests.late.loops [--only gan,sac] [--modes plain,auto,late] [--ranks 2,3] [--bad]``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Dict, List, Sequence
 
 from tests.late.loops import kinds, launch
 from tests.late.loops.loop import MODES, SETTINGS
-from tests.late.loops.verdict import Verdict, as_declared, broken, verdict
+from tests.late.loops.verdict import as_declared, broken, verdict
 
 # Programs that are run before their rows are printed.
 BATCH = 12
@@ -23,7 +23,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--modes", default="plain,auto,late", help="of plain, auto, late; the reference always runs")
     parser.add_argument("--ranks", default="2", help="2, 3 or 2,3")
     parser.add_argument("--folder", default="", help="where logs and records are kept")
-    parser.add_argument("--wide", action="store_true", help="the whole text of each error")
     parser.add_argument("--bad", action="store_true", help="only the rows that are not as they should be")
     return parser.parse_args()
 
@@ -49,8 +48,7 @@ Runs = Dict[str, launch.Ranks]
 def row(kind: kinds.Kind, size: int, modes: Sequence[str], runs: Runs, args: argparse.Namespace) -> int:
     """Print one program's outcomes; 1 if one of them is not as it should be."""
     of = {mode: runs[f"{kind.name}-{mode}-{size}"] for mode in modes}
-    close = kind.close if size == 2 else max(kind.close, kind.close_three)
-    ends = {mode: verdict(of[mode], of["hand"], close) for mode in modes}
+    ends = {mode: verdict(of[mode], of["hand"], kind.closeness(size)) for mode in modes}
     complaints: List[str] = []
     if ends["hand"].outcome not in ("right", "unavailable"):
         complaints.append(f"hand: {ends['hand'].outcome}; {ends['hand'].text}")
@@ -58,19 +56,15 @@ def row(kind: kinds.Kind, size: int, modes: Sequence[str], runs: Runs, args: arg
         complaints.append(as_declared(kind, ends["plain"], of["plain"]))
         for mode in SETTINGS:
             if mode in modes:
-                why = broken(kind, ends["plain"], ends[mode], of[mode], of["plain"], of["hand"], size)
+                why = broken(kind, of, mode, size)
                 complaints.append(f"{mode}: {why}" if why else "")
     complaints = [text for text in complaints if text]
     if complaints or not args.bad:
-        show(kind, size, ends, complaints, args.wide)
+        words = "  ".join(f"{mode} {end.outcome:11}" for mode, end in ends.items() if mode != "hand")
+        print(f"{'!' if complaints else ' '} {kind.name:34} {size}  {words}", flush=True)
+        for text in complaints:
+            print("      " + text.replace("\n", " ")[:230], flush=True)
     return 1 if complaints else 0
-
-
-def show(kind: kinds.Kind, size: int, ends: Dict[str, Verdict], complaints: Sequence[str], wide: bool) -> None:
-    words = "  ".join(f"{mode} {end.outcome:11}" for mode, end in ends.items() if mode != "hand")
-    print(f"{'!' if complaints else ' '} {kind.name:34} {size}  {words}", flush=True)
-    for text in complaints:
-        print("      " + (text if wide else text.replace("\n", " ")[:230]), flush=True)
 
 
 if __name__ == "__main__":

@@ -86,14 +86,10 @@ def lazy_r1(loop: Loop) -> None:
 @kind(three=True)
 def fgsm_backward_of_inputs(loop: Loop) -> None:
     """An attack by ``backward(inputs=[x])``, which leaves parameters alone, before each step."""
-    model = loop.wrap(mlp())
-    optimizer = sgd(model)
-    for step in loop.steps():
+    for model, step in loop.training(mlp()):
         x = loop.batch(step).requires_grad_()
         loss(model(x)).backward(inputs=[x])
-        optimizer.zero_grad()
         loss(model((x + 0.1 * x.grad.sign()).detach())).backward()
-        loop.update(optimizer, model)
 
 
 @kind(plain="error", plain_cause=UNFINISHED)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from tests.late.loops.kinds import TWICE, UNFINISHED, add, kind
 from tests.late.loops.loop import SIZE, Loop
-from tests.late.loops.tiny_model import Blocks, loss, mlp, uneven
+from tests.late.loops.tiny_model import Blocks, loss, mlp, nothing, program, uneven
 
 
 class Checkpointed(Blocks):
@@ -139,15 +139,8 @@ def reentrant_three_times(loop: Loop) -> None:
         loss(model(loop.batch(step))).backward()
 
 
-@kind()
-def reentrant_twice_with_a_static_graph(loop: Loop) -> None:
-    """A static graph has DDP wait for the last of a module's backwards."""
-    for model, step in loop.training(Between(2), static_graph=True):
-        loss(model(loop.batch(step))).backward()
-
-
-@kind()
-def reentrant_of_the_users_own(loop: Loop) -> None:
-    """A checkpoint of the user's own, whose backward returns half of the gradient."""
-    for model, step in loop.training(Between(run=lambda block, x: Halved.apply(block, True, x))):
-        loss(model(loop.batch(step))).backward()
+# A static graph has DDP wait for the last of a module's backwards.
+add("reentrant_twice_with_a_static_graph", program(lambda: Between(2), nothing, static_graph=True), "checkpointing")
+# A checkpoint of the user's own, whose backward returns half of the gradient.
+_halved = program(lambda: Between(run=lambda block, x: Halved.apply(block, True, x)), nothing)
+add("reentrant_of_the_users_own", _halved, "checkpointing")

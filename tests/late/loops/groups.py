@@ -9,8 +9,8 @@ from typing import Any, List
 from torch import distributed
 
 from tests.late.loops.kinds import UNFINISHED, kind
-from tests.late.loops.loop import Loop, sgd
-from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
+from tests.late.loops.loop import Loop
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven, usual
 from tests.support.ranks import free_port
 
 
@@ -19,9 +19,7 @@ def group_of_some(loop: Loop) -> None:
     """The first ranks but one train a model that leaves blocks out, the last rank trains another one alone."""
     groups = [distributed.new_group(list(range(loop.size - 1))), distributed.new_group([loop.size - 1])]
     group = groups[loop.rank == loop.size - 1]
-    model = loop.wrap(Blocks(), process_group=group)
-    for step in loop.trained(model):
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+    usual(loop, loop.wrap(Blocks(), process_group=group))
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -38,15 +36,11 @@ def two_groups(loop: Loop) -> None:
 def two_models_interleaved(loop: Loop) -> None:
     """Forwards of two models, then their losses in turn, two outputs each."""
     models = [loop.wrap(Apart(2)) for _ in range(2)]
-    optimizers = [sgd(model) for model in models]
-    for step in loop.steps():
+    for step in loop.trained(*models):
         outputs = [model(loop.batch(step)) for model in models]
         for turn in range(2):
             for output in outputs:
                 loss(output[turn]).backward()
-        for model, optimizer in zip(models, optimizers):
-            loop.update(optimizer, model)
-            optimizer.zero_grad()
 
 
 @kind()
@@ -79,11 +73,8 @@ def _made_again(loop: Loop, skip: bool) -> None:
     module = Blocks()
     for turn in range(2):
         model = loop.wrap(module)
-        optimizer = sgd(model)
-        for step in loop.steps(2):
-            optimizer.zero_grad()
+        for step in loop.trained(model, count=2):
             loss(model(loop.batch(step, turn), uneven(loop.rank, step) if skip else ())).backward()
-            loop.update(optimizer, model)
         if turn == 0:
             del model
             port = _agreed_port(loop)
@@ -113,9 +104,7 @@ def device_mesh_skipping(loop: Loop) -> None:
     """A mesh of devices instead of a group, blocks are left out."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    model = loop.wrap(Blocks(), device_mesh=init_device_mesh("cpu", (loop.size,)))
-    for step in loop.trained(model):
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+    usual(loop, loop.wrap(Blocks(), device_mesh=init_device_mesh("cpu", (loop.size,))))
 
 
 @kind(plain="error", plain_cause=UNFINISHED)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import pydoc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, Dict, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Set
+
+from packaging.version import Version
 
 if TYPE_CHECKING:
     from tests.late.loops.loop import Loop
 
-THEMES = (
-    "accumulation",
+# The files, of which some have several themes.
+FILES = (
     "adversarial",
-    "between",
     "checkpointing",
-    "copies",
     "exceptions",
     "gradients",
     "groups",
@@ -36,7 +37,7 @@ class Kind:
     """A training program."""
 
     name: str  # of the function
-    theme: str  # the file that it stands in
+    theme: str  # the file that it stands in, or what is declared
     train: Callable[[Loop], None]  # the program
     # What plain torch does: "right", "error", "hangs" (ranks wait for each other until a time limit), "parts" (replicas
     # differ in silence) or "wrong" (replicas agree, on something else than averaged gradients).
@@ -62,8 +63,11 @@ class Kind:
     def reason(self) -> str:
         return (self.train.__doc__ or "").strip()
 
+    def closeness(self, size: int) -> float:
+        return self.close if size == 2 else max(self.close, self.close_three)
 
-def kind(**declared: object) -> Callable[[Callable[[Loop], None]], Callable[[Loop], None]]:
+
+def kind(**declared: Any) -> Callable[[Callable[[Loop], None]], Callable[[Loop], None]]:
     """Register a program."""
 
     def registered(train: Callable[[Loop], None]) -> Callable[[Loop], None]:
@@ -73,17 +77,18 @@ def kind(**declared: object) -> Callable[[Callable[[Loop], None]], Callable[[Loo
     return registered
 
 
-def add(name: str, train: Callable[[Loop], None], **declared: object) -> None:
-    """Register a program under a name that is made from others."""
+def add(name: str, train: Callable[[Loop], None], theme: str = "", **declared: Any) -> None:
+    """Register a program under a name that is made from others, or with a function of another file."""
     assert name not in KINDS, f"two programs are called {name}"
     assert train.__doc__, f"{name} has no docstring"
-    KINDS[name] = Kind(name, train.__module__.rsplit(".", 1)[1], train, **declared)  # type: ignore[arg-type]
+    theme = theme or train.__module__.rsplit(".", 1)[1]
+    KINDS[name] = Kind(name, theme, train, **declared)
 
 
 def load() -> Dict[str, Kind]:
     """All programs; some of them need torch.distributed imported."""
-    for theme in THEMES:
-        importlib.import_module(f"tests.late.loops.{theme}")
+    for file in FILES:
+        importlib.import_module(f"tests.late.loops.{file}")
     return KINDS
 
 
@@ -104,10 +109,5 @@ def _has(need: str) -> bool:
     if need[0].isdigit():
         import torch
 
-        have = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-        return have >= tuple(int(part) for part in need.split("."))
-    home, name = need.rsplit(".", 1)
-    try:
-        return hasattr(importlib.import_module(home), name)
-    except ImportError:
-        return False
+        return Version(torch.__version__).release >= Version(need).release
+    return pydoc.locate(need) is not None

@@ -1,8 +1,10 @@
-"""What happens around a model's steps: evaluation, freezing, layers that come and go, ddpfix that comes and goes."""
+"""What happens around a model's steps: evaluation, freezing, copies, layers and ddpfix that come and go."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 from typing import Any, Callable
 
 from torch import nn
@@ -10,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from tests.late.loops.kinds import UNFINISHED, add, kind
 from tests.late.loops.loop import SIZE, Loop, sgd
-from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, nothing, uneven, usual
 
 
 @kind(three=True)
@@ -27,9 +29,7 @@ def evaluation_with_gradients(loop: Loop) -> None:
 def trained_in_eval_mode(loop: Loop) -> None:
     """The whole training runs in eval mode (frozen statistics), and leaves blocks out."""
     model = loop.wrap(Blocks())
-    model.eval()
-    for step in loop.trained(model):
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+    usual(loop, model.eval())
 
 
 @kind(three=True)
@@ -37,9 +37,7 @@ def frozen_before(loop: Loop) -> None:
     """Parameters are frozen before wrapping."""
     module = Blocks()
     module.blocks[1].requires_grad_(False)
-    model = loop.wrap(module)
-    for step in loop.trained(model):
-        loss(model(loop.batch(step))).backward()
+    usual(loop, loop.wrap(module), nothing)
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -68,8 +66,7 @@ def layer_replaced(loop: Loop) -> None:
     """A block is replaced after wrapping. To mark the old one as ready would let replicas part in silence."""
     model = loop.wrap(Blocks())
     model.module.blocks[1] = nn.Linear(SIZE, SIZE)
-    for step in loop.trained(model):
-        loss(model(loop.batch(step))).backward()
+    usual(loop, model, nothing)
 
 
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
@@ -96,8 +93,7 @@ def activated_late_skipping(loop: Loop) -> None:
     """ddpfix is switched on after the model was wrapped, which leaves blocks out: it is left to torch's error."""
     model = loop.wrap(Blocks())
     loop.activate()
-    for step in loop.trained(model):
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+    usual(loop, model)
 
 
 def deactivated(when: str, again: bool = False) -> Callable[[Loop], None]:
@@ -152,8 +148,7 @@ def hook_compresses_skipping(loop: Loop) -> None:
     """Gradients travel as half precision, blocks are left out."""
     model = loop.wrap(Blocks())
     model.register_comm_hook(None, fp16_compress_hook)
-    for step in loop.trained(model):
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+    usual(loop, model)
 
 
 @kind(plain="error", plain_cause=UNFINISHED + "|[Tt]imed out|Connection")
@@ -171,3 +166,63 @@ def joined_skipping(loop: Loop) -> None:
                 if loop.rank or step < 3:
                     loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
                 loop.update(optimizer, model)
+
+
+# Copies of models, wrapped or not, and models that are wrapped again.
+
+
+def train(loop: Loop, model: Any, count: int, skip: bool, shift: int = 0) -> None:
+    for step in loop.trained(model, count=count):
+        loss(model(loop.batch(step + shift), uneven(loop.rank, step) if skip else ())).backward()
+
+
+def _copied(loop: Loop, skip: bool) -> None:
+    model = loop.wrap(Blocks())
+    if not skip:
+        train(loop, model, 2, skip)
+    other = copy.deepcopy(model)
+    loop.track(other)
+    train(loop, other, 3, skip, 10)
+    train(loop, model, 2, skip, 20)
+
+
+@kind(counted=False, theme="copies")
+def copy_is_trained(loop: Loop) -> None:
+    """A deep copy of the wrapped model is trained, and then the original again."""
+    _copied(loop, False)
+
+
+@kind(plain="error", plain_cause=UNFINISHED, three=True, theme="copies")
+def copy_is_trained_skipping(loop: Loop) -> None:
+    """A deep copy of the wrapped model is trained before the original, both leave blocks out."""
+    _copied(loop, True)
+
+
+def _pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+@kind(plain="error", plain_cause=UNFINISHED, theme="copies")
+def pickled_and_trained_skipping(loop: Loop) -> None:
+    """The wrapped model goes through pickle, and what comes back is trained; blocks are left out from the start."""
+    model = _pickled(loop.wrap(Blocks()))
+    loop.track(model)
+    train(loop, model, 3, True)
+
+
+@kind(plain="error", plain_cause=UNFINISHED, theme="copies")
+def wrapped_again_and_kept(loop: Loop) -> None:
+    """The module is wrapped anew every two steps, and old wrappers, whose reducers have hooks on it, are kept."""
+    module, kept = Blocks(), []
+    for turn in range(3):
+        kept.append(loop.wrap(module))
+        train(loop, kept[-1], 2, True, 10 * turn)
+
+
+@kind(counted=False, three=True, theme="copies")
+def wrapped_twice(loop: Loop) -> None:
+    """Two wrappers of one module, used in turn: both reducers have hooks on the same parameters."""
+    module = Blocks()
+    models = [loop.wrap(module), loop.wrap(module)]
+    for step in loop.trained(models[0]):
+        loss(models[step % 2](loop.batch(step))).backward()

@@ -134,21 +134,21 @@ class Loop:
         return {label: numbers(model.parameters()) for label, (model, _) in self._models.items()}
 
     def trained(
-        self, *models: nn.Module, count: int = 4, momentum: float = 0.0, optimizer: Any = None
+        self, *models: nn.Module, count: int = 4, momentum: float = 0.0, optimizer: Any = None, to_none: bool = True
     ) -> Iterator[int]:
         """The numbers of steps as most programs have them: gradients are reset, averaged and stepped on around each."""
         optimizer = optimizer or sgd(*models, momentum=momentum)
         for step in self.steps(count):
-            optimizer.zero_grad()
+            optimizer.zero_grad(**({} if to_none else {"set_to_none": False}))
             yield step
             self.update(optimizer, *models)
 
     def training(
-        self, module: nn.Module, count: int = 4, momentum: float = 0.0, **options: Any
+        self, module: nn.Module, count: int = 4, momentum: float = 0.0, to_none: bool = True, **options: Any
     ) -> Iterator[Tuple[Any, int]]:
         """The same for a module that is wrapped with these options first: the model, and the number of each step."""
         model = self.wrap(module, **options)
-        for step in self.trained(model, count=count, momentum=momentum):
+        for step in self.trained(model, count=count, momentum=momentum, to_none=to_none):
             yield model, step
 
     def _named(self, name: str) -> ContextManager[Any]:

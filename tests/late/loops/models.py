@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Dict, Sequence
 
 import torch
 from torch import nn
 
-from tests.late.loops.kinds import TWICE, UNFINISHED, kind
+from tests.late.loops.kinds import TWICE, UNFINISHED, add, kind
 from tests.late.loops.loop import SIZE, Loop
-from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, Heads, loss, mlp, nothing, program, uneven, usual
 
 
-def train_skipping(loop: Loop, model: Any) -> None:
-    """Steps of a model that takes a batch, the rank and the step."""
-    for step in loop.trained(model):
-        loss(model(loop.batch(step), loop.rank, step)).backward()
+def own(rank: int, step: int) -> Sequence[Any]:
+    """For a model that takes a batch, the rank and the step."""
+    return rank, step
 
 
-@kind(three=True)
-def one_loss(loop: Loop) -> None:
-    """The plainest of all programs."""
-    for model, step in loop.training(mlp(), momentum=0.9):
-        loss(model(loop.batch(step))).backward()
+_SKIPS: Dict[str, Any] = {"theme": "models", "plain": "error", "plain_cause": UNFINISHED}
+# The plainest of all programs.
+add("one_loss", program(mlp, nothing, momentum=0.9), theme="models", three=True)
+# More than a hundred parameters without gradient in a step, which is what torch names at most.
+_most = program(lambda: Blocks(160), lambda rank, step: [range(1 + (rank + step) % 2, 158)])
+add("many_blocks_left_out", _most, three=True, **_SKIPS)
+
+
+# The same blocks are left out in each step, others on each rank, one on all; also where gradients are views of buckets.
+for _name, _options in (("steady_skipping", {}), ("steady_views_skipping", {"gradient_as_bucket_view": True})):
+    _steady = program(lambda: Blocks(6), lambda rank, step: [(2, 3 + rank)], momentum=0.9, **_options)
+    add(_name, _steady, **_SKIPS)
+# ``torch.compile`` of the module that is wrapped.
+_compiled = program(
+    lambda: torch.compile(Blocks(), backend="eager"), lambda rank, step: [uneven(rank, step) if step % 2 else ()]
+)
+add("compiled_within_skipping", _compiled, needs=("2.1",), timeout=40, **_SKIPS)
 
 
 @kind(plain="error", plain_cause=UNFINISHED)
@@ -85,7 +96,7 @@ def sparse_embedding_left_out(loop: Loop) -> None:
     Its bucket of sparse gradients takes the gradient itself, and a rank without one has none to send; the flag fails
     on it, too, which makes an error that says so as good as can be.
     """
-    train_skipping(loop, loop.wrap(SparseOrNot()))
+    usual(loop, loop.wrap(SparseOrNot()), own)
 
 
 class Deep(Blocks):
@@ -99,10 +110,8 @@ class Deep(Blocks):
         return x
 
 
-@kind(plain="error", plain_cause=UNFINISHED, three=True)
-def layerdrop(loop: Loop) -> None:
-    """The user's own LayerDrop, whose ranks do not agree."""
-    train_skipping(loop, loop.wrap(Deep(6)))
+# The user's own LayerDrop, whose ranks do not agree.
+add("layerdrop", program(lambda: Deep(6), own), three=True, **_SKIPS)
 
 
 @kind(plain="error", plain_cause="which is undefined|second time|" + TWICE, ours="plain", needs=("2.4",))
@@ -115,37 +124,6 @@ def flag_set_and_two_backwards(loop: Loop) -> None:
         if step % 2:
             loss(second).backward()
             loop.sync(model)
-
-
-@kind(plain="error", plain_cause=UNFINISHED, three=True)
-def many_blocks_left_out(loop: Loop) -> None:
-    """More than a hundred parameters without gradient in a step, which is what torch names at most."""
-    for model, step in loop.training(Blocks(160)):
-        loss(model(loop.batch(step), range(1 + (loop.rank + step) % 2, 158))).backward()
-
-
-def _steady(loop: Loop, **options: Any) -> None:
-    for model, step in loop.training(Blocks(6), momentum=0.9, **options):
-        loss(model(loop.batch(step), (2, 3 + loop.rank))).backward()
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def steady_skipping(loop: Loop) -> None:
-    """The same blocks are left out in each step, others on each rank, one on all."""
-    _steady(loop)
-
-
-@kind(plain="error", plain_cause=UNFINISHED)
-def steady_views_skipping(loop: Loop) -> None:
-    """The same where gradients are views of buckets."""
-    _steady(loop, gradient_as_bucket_view=True)
-
-
-@kind(plain="error", plain_cause=UNFINISHED, needs=("2.1",), timeout=40)
-def compiled_within_skipping(loop: Loop) -> None:
-    """``torch.compile`` of the module that is wrapped, which leaves blocks out in every second step."""
-    for model, step in loop.training(torch.compile(Blocks(), backend="eager")):
-        loss(model(loop.batch(step), uneven(loop.rank, step) if step % 2 else ())).backward()
 
 
 @kind(three=True)
@@ -171,10 +149,7 @@ class Odd(nn.Module):
         return y + self.spare[(rank + step) % 2]
 
 
-@kind(plain="error", plain_cause=UNFINISHED)
-def odd_parameters(loop: Loop) -> None:
-    """Parameters that are a number, empty, frozen, or left out."""
-    train_skipping(loop, loop.wrap(Odd()))
+add("odd_parameters", program(Odd, own), **_SKIPS)
 
 
 class _Scaled(torch.autograd.Function):
@@ -201,7 +176,5 @@ class Undefined(nn.Module):
         return _Scaled.apply(self.net(x), self.scale, (rank + step) % 2 == 0)
 
 
-@kind()
-def function_without_gradient(loop: Loop) -> None:
-    """An own function returns None for a parameter on some ranks: DDP's hook fires with an undefined gradient."""
-    train_skipping(loop, loop.wrap(Undefined()))
+# An own function returns None for a parameter on some ranks: DDP's hook fires with an undefined gradient.
+add("function_without_gradient", program(Undefined, own), theme="models")

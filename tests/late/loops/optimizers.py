@@ -9,7 +9,7 @@ import torch
 
 from tests.late.loops.kinds import UNFINISHED, add, kind
 from tests.late.loops.loop import Loop, sgd
-from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven
+from tests.late.loops.tiny_model import Apart, Blocks, loss, mlp, uneven, usual
 
 
 class Own:
@@ -117,8 +117,7 @@ def zero_redundancy(loop: Loop) -> None:
 
     model = loop.wrap(Blocks())
     optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-    for step in loop.trained(model, optimizer=optimizer):
-        loss(model(loop.batch(step), uneven(loop.rank, step))).backward()
+    usual(loop, model, optimizer=optimizer)
 
 
 @kind(plain="parts", ours="plain", cause="", needs=("2.1",))

@@ -30,12 +30,8 @@ def repeated_then_unused(loop: Loop) -> None:
 @kind(plain="error", plain_cause=UNFINISHED, three=True)
 def repeated_then_unused_once(loop: Loop) -> None:
     """One rank leaves a block out in one step."""
-    model = loop.wrap(Blocks())
-    optimizer = sgd(model, momentum=0.9)
-    for step in loop.steps(STEPS):
-        optimizer.zero_grad(set_to_none=False)
+    for model, step in loop.training(Blocks(), count=STEPS, momentum=0.9, to_none=False):
         loss(model(loop.batch(step), (2,) if step == OTHER and loop.rank == 1 else ())).backward()
-        loop.update(optimizer, model)
 
 
 @kind(plain="hangs", three=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Dict
+from pathlib import Path
+from typing import Dict, Tuple
 
 import pytest
 
@@ -22,28 +23,28 @@ SIZES = [
 ]
 
 
-class Table:
-    """Runs the programs of a theme, or its sample, when the first of them is needed."""
+class Table(Dict[Tuple[str, int], Dict[str, Ranks]]):
+    """The runs of a program on some ranks, by mode; they are made when a test first asks for them."""
 
-    def __init__(self, factory: pytest.TempPathFactory, whole: bool) -> None:
-        self.factory = factory
-        self.names = set(KINDS) if whole else SAMPLE
-        self.runs: Dict[str, Ranks] = {}
+    def __init__(self, folder: Path, threads: bool = False) -> None:
+        super().__init__()
+        self.folder, self.threads = folder, threads
 
-    def of(self, name: str, size: int) -> Dict[str, Ranks]:
-        if f"{name}-hand-{size}" not in self.runs:
-            names = [other for other in KINDS if other in self.names and KINDS[other].theme == KINDS[name].theme]
-            self.runs.update(launch.train(launch.scenarios(names, MODES, [size]), self.factory.mktemp("loops")))
-        return {mode: self.runs[f"{name}-{mode}-{size}"] for mode in MODES}
+    def __missing__(self, key: Tuple[str, int]) -> Dict[str, Ranks]:
+        name, size = key
+        runs = launch.train(launch.scenarios([name], MODES, [size], self.threads), self.folder)
+        self[key] = {mode: runs[f"{name}-{mode}-{size}"] for mode in MODES}
+        return self[key]
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Table:
-    return Table(tmp_path_factory, pytestconfig.getoption("--whole"))
+def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    return Table(tmp_path_factory.mktemp("loops"))
 
 
-def closeness(kind: kinds.Kind, size: int) -> float:
-    return kind.close if size == 2 else max(kind.close, kind.close_three)
+def keeps_the_law(name: str, runs: Dict[str, Ranks], mode: str, size: int) -> None:
+    why = broken(KINDS[name], runs, mode, size)
+    assert not why, "\n".join([why, *(log[-3000:] for log, _ in runs[mode])])
 
 
 def needed(runs: Dict[str, Ranks]) -> None:
@@ -54,22 +55,20 @@ def needed(runs: Dict[str, Ranks]) -> None:
 
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_plain_torch_does_what_is_declared(table: Table, name: str, size: int) -> None:
-    runs = table.of(name, size)
+    runs = table[name, size]
     needed(runs)
     hand = verdict(runs["hand"], runs["hand"], 0.0)
     assert hand.outcome == "right", hand
-    plain = verdict(runs["plain"], runs["hand"], closeness(KINDS[name], size))
+    plain = verdict(runs["plain"], runs["hand"], KINDS[name].closeness(size))
     assert not as_declared(KINDS[name], plain, runs["plain"]), runs["plain"][0][0][-3000:]
 
 
 @pytest.mark.parametrize("mode", SETTINGS)
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_ddpfix_keeps_the_law(table: Table, name: str, size: int, mode: str) -> None:
-    kind, runs = KINDS[name], table.of(name, size)
+    runs = table[name, size]
     needed(runs)
-    plain, ours = (verdict(runs[each], runs["hand"], closeness(kind, size)) for each in ("plain", mode))
-    why = broken(kind, plain, ours, runs[mode], runs["plain"], runs["hand"], size)
-    assert not why, "\n".join([why, *(log[-3000:] for log, _ in runs[mode])])
+    keeps_the_law(name, runs, mode, size)
 
 
 def test_there_are_as_many_programs_as_the_documents_say() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
-from tests.late.loops.loop import SIZE
+from tests.late.loops.loop import SIZE, Loop
 
 
 def mlp(out: int = SIZE) -> nn.Sequential:
@@ -72,3 +72,30 @@ class Aside(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.own = loss(self.aside(x))
         return self.main(x)
+
+
+# What a forward gets beside its batch, by the rank and the step.
+Given = Callable[[int, int], Sequence[Any]]
+
+
+def nothing(rank: int, step: int) -> Sequence[Any]:
+    return ()
+
+
+def skipping(rank: int, step: int) -> Sequence[Any]:
+    return (uneven(rank, step),)
+
+
+def usual(loop: Loop, model: Any, given: Given = skipping, **how: Any) -> None:
+    """Train with one forward and one backward a step."""
+    for step in loop.trained(model, **how):
+        loss(model(loop.batch(step), *given(loop.rank, step))).backward()
+
+
+def program(build: Callable[[], Any], given: Given = skipping, **how: Any) -> Callable[[Loop], None]:
+    def train(loop: Loop) -> None:
+        """A model is built, wrapped, and trained with one forward and one backward a step."""
+        for model, step in loop.training(build(), **how):
+            loss(model(loop.batch(step), *given(loop.rank, step))).backward()
+
+    return train

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Iterator, List
+from typing import Any, Dict, Iterator, List
 
 import numpy
 
@@ -102,11 +102,12 @@ def spoiled(ranks: Ranks, hand: Ranks, close: float) -> float:
     return worst if worst > close else 0.0
 
 
-def broken(kind: Kind, plain: Verdict, ours: Verdict, ranks: Ranks, unpatched: Ranks, hand: Ranks, size: int) -> str:
+def broken(kind: Kind, runs: Dict[str, Ranks], mode: str, size: int) -> str:
     """Why the outcome of a run under ddpfix is not allowed, or ""."""
+    ranks, unpatched, hand, close = runs[mode], runs["plain"], runs["hand"], kind.closeness(size)
+    plain, ours = (verdict(each, hand, close) for each in (unpatched, ranks))
     if "unavailable" in (plain.outcome, ours.outcome):
         return ""
-    close = kind.close if size == 2 else max(kind.close, kind.close_three)
     if plain.outcome == "right":
         return _as_plain(kind, ours, ranks, unpatched, size)
     if kind.ours == "plain":
