@@ -40,7 +40,6 @@ LATER: Dict[str, int] = {
     "late/test_divergence::test_switched_off_nothing_is_compared": 3,
     "late/test_symptoms": 0,
     "late/test_symptoms::test_each_row_has_its_test": 1,
-    "late/test_short_runs": 0,
     "ranks/test_apart": 0,
     "ranks/test_apart::test_a_short_run_that_was_never_averaged_hears_of_it_at_its_end": 1,
     "ranks/test_connecting": 0,

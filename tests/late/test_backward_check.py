@@ -189,13 +189,3 @@ def test_a_second_backward_of_fewer_parameters_leaves_none_out(
     # It is noticed, and reduced as well.
     assert resumed
     assert "got no gradient" not in caplog.text
-
-
-def test_undone_in_between_it_trains_as_in_plain_torch() -> None:
-    original = torch.autograd.backward
-    model, optimizer = trained()
-    output = model(torch.ones(1, 2))
-    assert ddpfix.deactivate() == []
-    assert torch.autograd.backward is original
-    sum(each.sum() for each in output).backward()
-    step(model, optimizer, [0, 1])

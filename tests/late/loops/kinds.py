@@ -14,17 +14,14 @@ if TYPE_CHECKING:
 
 # The files, of which some have several themes.
 FILES = (
-    "adversarial",
     "checkpointing",
     "exceptions",
     "gradients",
-    "groups",
     "lifecycle",
     "models",
     "optimizers",
     "outputs",
     "repeated",
-    "within",
 )
 # What DDP and its reducer say when they notice that something is missing, or that something came twice.
 UNFINISHED = "Expected to have finished reduction"
