@@ -88,17 +88,19 @@ def _passed(cell: table.Cell, options: argparse.Namespace, later: List[table.Cel
 def run(cell: table.Cell, folder: Path, only: Sequence[str] = (), size: int = 1) -> int:
     """Run the tests of a cell in its environment; returns the worst exit code of pytest.
 
-    Args:
-        only: files of tests to run and not all; such a run leaves no result, because it says nothing of the rest.
-        size: one in so many tests of each file and patch is run; neighbouring releases run different ones.
+    A run of some files ``only`` leaves no result, because it says nothing of the rest. Of ``size`` tests of each file
+    and patch one is run; neighbouring releases run different ones.
 
     Raises:
         NothingToRunError: the release cannot be had here.
     """
     python = environment.made(cell, folder.resolve())
     codes, records, begun = [], [], time.monotonic()
+    # Tests of WeNet run on stand-ins as well, which stand for no release.
+    more = ["-k", " or ".join(environment.tags(cell))] if cell.toolkit == "wenet" else []
+    more += ["--sample", str(size), "--turn", str(table.turn(cell))] if size > 1 else []
     for tests in [tuple(only)] if only else cell.fit.tests:
-        code, record = _pytest(cell, folder.resolve(), python, (*tests, *_alone(cell), *_sample(cell, size)))
+        code, record = _pytest(cell, folder.resolve(), python, (*tests, *more))
         codes.append(code)
         if code not in (0, 1, _NONE):
             return code
@@ -137,15 +139,6 @@ def _pytest(cell: table.Cell, folder: Path, python: Path, tests: Sequence[str]) 
         file = Path(place) / "record.json"
         code = subprocess.call([*command, "--record", str(file), *tests], cwd=environment.ROOT, env=environ)
         return code, json.loads(file.read_text()) if code in (0, 1, _NONE) else {}
-
-
-def _sample(cell: table.Cell, size: int) -> Sequence[str]:
-    return ("--sample", str(size), "--turn", str(table.turn(cell))) if size > 1 else ()
-
-
-def _alone(cell: table.Cell) -> Sequence[str]:
-    """Tests of WeNet run on stand-ins as well, which stand for no release."""
-    return ("-k", " or ".join(environment.tags(cell))) if cell.toolkit == "wenet" else ()
 
 
 if __name__ == "__main__":

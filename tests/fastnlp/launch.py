@@ -59,13 +59,9 @@ def train(scenarios: Sequence[Scenario], folder: Path, ddpfix: bool) -> Dict[str
 def alone(
     one: Scenario, folder: Path, words: Sequence[str] = (str(JOB),), environ: Optional[Dict[str, str]] = None
 ) -> Tuple[int, str, List[Result]]:
-    """Start one process; fastNLP starts the others.
+    """Start one process (a script or ``-m module``, perhaps behind ``-m ddpfix run``); fastNLP starts the others.
 
-    Args:
-        words: the command line in front of the options: a script or ``-m module``, perhaps behind ``-m ddpfix run``.
-
-    Returns:
-        exit code (negative: the signal), everything that appeared on the screen, and each rank's record.
+    Returned are the exit code (negative: the signal), everything on the screen, and each rank's record.
     """
     options = folder / f"{one.name}.options.json"
     options.write_text(json.dumps({**asdict(one), "folder": str(folder)}))

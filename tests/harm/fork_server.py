@@ -32,11 +32,7 @@ def preload(package: str) -> None:
 
 
 def serve() -> Dict[str, Any]:
-    """Fork a rank for each line, and say which of them have ended; return the line within a fork.
-
-    Raises:
-        SystemExit: the input is closed.
-    """
+    """Fork a rank for each line until the input is closed, and say which have ended; return the line within a fork."""
     begun: Dict[int, float] = {}
     pending = b""
     while True:

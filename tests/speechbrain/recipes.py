@@ -36,12 +36,7 @@ def family() -> str:
 def pretrained(
     folder: Path, config: Optional[Dict[str, Any]] = None, kind: str = "", home_of: str = "", **arguments: Any
 ) -> str:
-    """The lines of the yaml that load a tiny WavLM, with SpeechBrain's own wrapper.
-
-    Args:
-        kind: wav2vec2 or wavlm; none means what :func:`family` says.
-        home_of: another place of the wrapper than that of the release (:data:`OLD_PLACE`).
-    """
+    """The lines of the yaml that load a tiny model with SpeechBrain's wrapper, or that of another place."""
     kind = kind or family()
     # Up to 0.5.16 the wrapper chooses the class by the name of the folder.
     home = folder / "-".join(["tiny", kind, *(f"{name}{value}" for name, value in sorted((config or {}).items()))])
@@ -68,12 +63,7 @@ def seeding() -> str:
 
 
 def write(folder: Path, name: str = "train.yaml", encoder: str = "", **changes: Any) -> Path:
-    """The yaml of the recipe, and the speech that it names; returns its path.
-
-    Args:
-        encoder: what stands behind ``wav2vec2:``, see :func:`pretrained`; none means that, with its defaults.
-        changes: top-level values by name, as in yaml; new ones are added at the top.
-    """
+    """The yaml of the recipe with top-level values of its own, and the speech that it names; returns its path."""
     speech(folder)
     text = (HERE / "recipe" / "train.yaml").read_text()
     filled = {"seeding": seeding(), "folder": str(folder), "encoder": encoder or pretrained(folder)}

@@ -51,11 +51,7 @@ class Host:
     process: int
 
     def command(self, words: Sequence[str], folder: Path) -> List[str]:
-        """The words of a command that runs ``words`` on this host.
-
-        Args:
-            folder: where it runs: who enters another tree of mounts leaves the folder that he was in.
-        """
+        """The words of a command that runs ``words`` on this host, in a folder: who enters mounts leaves his own."""
         inside = ("nsenter", "-t", str(self.process), "-U", "--preserve-credentials", "-n", "-u", "-m")
         return [*inside, f"--wd={folder}", "--", *words]
 

@@ -90,10 +90,8 @@ def of_ranks(folder: Path, name: str, size: int, kind: Type[R]) -> List[R]:
 def train(script: Path, plans: Sequence[Dict[str, Any]], folder: Path, size: int, environ: Dict[str, str]) -> None:
     """Run scenarios one after the other on ``size`` ranks of a kind (script, size, environment).
 
-    Args:
-        script: what each rank runs; it ends in :func:`tests.support.serving.serve`.
-        plans: one dict a scenario, with ``name`` and ``timeout`` (seconds).
-        folder: where the ranks leave ``<name>.<rank>.json`` and ``.log``; what earlier runs left there is removed.
+    A plan has a ``name`` and a ``timeout`` in seconds. Ranks leave ``<name>.<rank>.json`` and ``.log`` in the folder,
+    where what earlier runs left is removed. The script ends in :func:`tests.support.serving.serve`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for plan in plans:

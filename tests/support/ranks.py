@@ -72,11 +72,7 @@ def with_release(more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
 
 
 def elastic(size: int, before: Sequence[str] = ()) -> List[str]:
-    """The words in front of a script that torch elastic is to start on ``size`` ranks.
-
-    Args:
-        before: what stands in front of ``-m torch.distributed.run``; the interpreter by default.
-    """
+    """The words in front of a script that torch elastic (by default this interpreter's) is to start on ranks."""
     # How often the agent looks at its ranks: five seconds in older releases.
     often = ("--monitor_interval", "0.2")
     words = (*(before or [sys.executable]), "-m", "torch.distributed.run", "--standalone", *often)
@@ -86,11 +82,8 @@ def elastic(size: int, before: Sequence[str] = ()) -> List[str]:
 def run(command: Sequence[str], environ: Mapping[str, str], folder: Path, limit: float) -> Tuple[int, str]:
     """Run a command that may start ranks, anew where gloo's threads have ended it; no process of it is left.
 
-    Args:
-        limit: seconds; past it, ranks print their stacks if they listen (:mod:`tests.support.serving`), and all end.
-
-    Returns:
-        exit code (negative: the signal; :data:`OVERDUE` past the limit) and everything that was printed.
+    Past the limit, ranks print their stacks if they listen (:mod:`tests.support.serving`), and all end. Returned are
+    the exit code (negative: the signal; :data:`OVERDUE` past the limit) and everything that was printed.
     """
     for _ in range(3):
         code, text = once(command, environ, folder, limit)

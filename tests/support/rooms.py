@@ -31,11 +31,7 @@ def at_run_time(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def imported(name: str, path: Path, nodes: Callable[[ast.AST], Iterable[ast.AST]] = at_run_time) -> Iterator[str]:
-    """The modules that a file imports, at its top or inside of functions.
-
-    Args:
-        nodes: gives the nodes that count; by default those that run. ``ast.walk``: types as well.
-    """
+    """The modules that a file imports, at its top or inside of functions: by default those that run (not for types)."""
     package = name.rpartition(".")[0]
     for node in nodes(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -43,13 +43,11 @@ _IN_A_GROUP = (
 
 
 def serve(home: Path, run: Run) -> None:
-    """Serve requests on ``WORLD_SIZE`` ranks until a file ``stop`` appears in ``home``.
+    """Serve the requests that appear in ``home`` on ``WORLD_SIZE`` ranks, until a file ``stop`` does.
 
-    Args:
-        home: where :class:`tests.support.pool.Pool` puts its requests.
-        run: ``run(scenario, folder)`` runs one scenario in a forked child, whose output goes to the scenario's log, and
-            fills ``scenario["found"]``, which is recorded with the error, if one was raised. A scenario for fewer
-            ranks (``size``) leaves the last ones out.
+    ``run(scenario, folder)`` runs one scenario in a forked child, whose output goes to the scenario's log, and fills
+    ``scenario["found"]``, which is recorded with the error, if one was raised. A scenario for fewer ranks (``size``)
+    leaves the last ones out.
     """
     if RANK < 0:
         if "torch" in sys.modules:

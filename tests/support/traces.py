@@ -70,12 +70,7 @@ def write(
     lines: Callable[[int], List[Row]] = lambda rank: [],
     **more: Any,
 ) -> Path:
-    """Write a trace; returns its folder.
-
-    Args:
-        parameters: of the model; each layer has the same number of them.
-        own_layers: whether each rank skips layers of its own choice.
-    """
+    """Write a trace, and return its folder; with ``own_layers`` each rank skips layers of its own choice."""
     folder.mkdir(parents=True, exist_ok=True)
     model = {
         "kind": "model",

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import pytest
+import torch
+from ddpfix.patches.wenet import batches
 
+from tests.support import ranks
 from tests.wenet import trees, uneven_runs
 from tests.wenet.uneven_by_hand import apart, by_hand
 from tests.wenet.uneven_runs import Outcome, era, shards, trained
+from tests.wenet.uneven_tiny_model import Tiny, features
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 TREES: List[Any] = trees.stood_in(("v1", "v2", "v3"), newest=False)
@@ -90,9 +97,9 @@ EVENED: Dict[str, Any] = {
 def test_a_rank_that_is_done_adds_zeros_until_the_last_one_is(runs: Runs, name: str) -> None:
     counts, rounds, expected, said = EVENED[name]
     assert runs.as_by_hand(name, trained(counts), rounds=rounds)
-    for own, batches in zip(runs[name].of("trained"), expected):
+    for own, wanted in zip(runs[name].of("trained"), expected):
         assert len(own) == max(counts) * rounds
-        assert batches is None or own == batches * rounds
+        assert wanted is None or own == wanted * rounds
     assert said in runs[name].logs[0]
 
 
@@ -180,3 +187,85 @@ def test_ranks_agree_once_a_step(runs: Runs) -> None:
     counts: Dict[str, List[int]] = {name: runs[name].of("agreed") for name in ("asked_pad", "uneven")}
     # Once for each batch and once for the end; where it was uneven, once more for the line that says so.
     assert counts == {"asked_pad": [3, 3], "uneven": [2 * (5 + 1 + 1)] * 2}
+
+
+# ``wenet_join`` under DeepSpeed's name, on two ranks of which one has fewer batches: 3.0.0 and 3.0.1 have no other
+# engine that asks it.
+SCRIPT = """\
+import datetime
+from tests.wenet import epochs
+epochs.load()
+from torch import distributed
+from wenet.utils import executor
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+group = distributed.new_group(backend="gloo", timeout=datetime.timedelta(seconds=2))
+told = []
+# The second rank has two batches, the first one more.
+for batch in range(3 - rank):
+    told.append(executor.wenet_join(group, {"train_engine": "deepspeed", "batch_idx": batch}))
+print(f"TOLD {rank} {told}", flush=True)
+distributed.barrier()
+"""
+LOST = "ProcessGroup' object has no attribute 'options'"
+# In its third batch the first rank is alone.
+RIGHT = {"0": "[False, False, True]", "1": "[False, False]"}
+
+
+def environ(tree: Path, **more: str) -> Dict[str, str]:
+    """Of a rank."""
+    found = trees.environ(tree, OMP_NUM_THREADS="1", **more)
+    # Where the test's own interpreter finds what is beside it.
+    found["PYTHONPATH"] = os.pathsep.join([found["PYTHONPATH"], *filter(None, sys.path[:1])])
+    return found
+
+
+@pytest.mark.patches("wenet.barrier")
+@pytest.mark.parametrize("tree", trees.real(trees.since("v3.0.0")))
+def test_a_rank_with_more_batches_is_told_to_stop(tree: Path, tmp_path: Path) -> None:
+    script = tmp_path / "join.py"
+    script.write_text(SCRIPT)
+    command = [*ranks.elastic(2), str(script)]
+    code, printed = ranks.run(command, environ(tree), tmp_path, 120)
+    assert code != 0 and LOST in printed and "TOLD" not in printed, printed[-4000:]
+    code, printed = ranks.run(command, environ(tree, DDPFIX="1", DDPFIX_UNEVEN="off"), tmp_path, 120)
+    assert code == 0 and dict(re.findall(r"TOLD (\d) (\[.*\])", printed)) == RIGHT, printed[-4000:]
+
+
+# What the agreement is made of, in one process.
+
+
+def gradients(model: Tiny, feats: torch.Tensor) -> Any:
+    model.zero_grad()
+    model.loss(feats).backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_a_filler_has_zero_gradients_and_leaves_the_statistics() -> None:
+    model = Tiny().train()
+    before = gradients(model, features(1))
+    statistics = {name: value.clone() for name, value in model.named_buffers()}
+    filling = batches.Filler(model)
+    filling.keep({"feats": features(2)})
+    filling.keep({"feats": features(0)})
+    filling.keep({"feats": features(1)})
+    assert torch.equal(filling.batch()["feats"], features(0))
+    assert filling.batch() is not filling.batch()
+    assert all(not grad.any() for grad in gradients(model, features(1)))
+    assert torch.equal(model.norm.running_mean, statistics["norm.running_mean"])
+    # Also where the loss is not finite.
+    assert all(torch.equal(grad, torch.zeros_like(grad)) for grad in gradients(model, features(1) * float("inf")))
+    filling.close()
+    assert filling.kept is None and model.norm.momentum == 0.1
+    for name, value in model.named_buffers():
+        value.copy_(statistics[name])
+    assert all(torch.equal(one, other) for one, other in zip(before, gradients(model, features(1))))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_batches_without_utterances_are_known_by_their_targets(count: int) -> None:
+    lengths = torch.ones(count)
+    assert batches.without_utterances((["key"] * count, torch.ones(2), lengths, lengths, lengths)) is (count == 0)
+    assert batches.without_utterances({"target_lengths": lengths}) is (count == 0)
+    # Batches of another shape are not ours to judge.
+    assert not batches.without_utterances({"feats": lengths}) and not batches.without_utterances(lengths)

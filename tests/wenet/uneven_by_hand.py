@@ -23,11 +23,9 @@ class Warmup(torch.optim.lr_scheduler.LambdaLR):
 def by_hand(
     numbers: Sequence[Sequence[int]], era: int, stop: bool = False, accum: int = 1, rounds: int = 1
 ) -> Dict[str, Any]:
-    """Weights and learning rate after some epochs.
+    """Weights and learning rate after some epochs; a rank that has no more batches contributes a gradient of zero.
 
-    Args:
-        numbers: the batches of each rank in an epoch; one that has no more contributes a gradient of zero.
-        era: up to 2, the first micro-batch of a window is the one after which the optimizer steps; then the last one.
+    Up to era 2 the optimizer steps after the first micro-batch of a window, and then after the last one.
     """
     model = uneven_tiny_model.Tiny().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)

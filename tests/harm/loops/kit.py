@@ -20,16 +20,10 @@ PARTS = ("parameters", "buffers", "state", "random", "logged")
 
 
 class Kit:
-    """One run of a program on this rank.
+    """One run of a program on this rank in a mode (one of :data:`BY_HAND`, or "ddp"), and what it has come to so far.
 
-    Args:
-        mode: one of :data:`BY_HAND`, or "ddp".
-        number: a seed for the generators.
-        keep: called when the record has grown.
-
-    Attributes:
-        record: the results of the run so far: of :data:`PARTS` a list each, with an item for each step of an optimizer
-            (what the program logs: for each call), and its error.
+    Of :data:`PARTS` the record has a list each, with an item for each step of an optimizer (what the program logs: for
+    each call), and it has its error. ``keep`` is called when it has grown.
     """
 
     def __init__(self, mode: str, number: int, keep: Callable[[], Any] = lambda: None) -> None:
