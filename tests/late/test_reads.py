@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from tests.late.launch import Scenario, steps
-from tests.late.reads import STEPS, USUAL
+from tests.late.saved import STEPS, USUAL
 
 pytestmark = pytest.mark.patches("torch.flag", "torch.finalize", "torch.divergence", "torch.hang", "torch.trace")
 BRANCHES, SPEECH = {"kind": "branches"}, {"kind": "speech"}
@@ -35,13 +35,13 @@ LOOK = "ddpfix.patches.torch.replicas.fingerprint"
 
 
 def plans(folder: Path) -> List[Scenario]:
-    plans = [Scenario(name, "reads:train", given, settings) for name, (given, settings) in SILENT.items()]
-    plans.append(Scenario("plain", "reads:train", FLAGGED))
-    plans.append(Scenario("look", "reads:train", {**BRANCHES, "begin": 0}, {"divergence": "1000"}))
-    plans.append(Scenario(TRACE, "reads:train", SPEECH, {"trace": str(folder / "rows")}))
+    plans = [Scenario(name, "saved:train", given, settings) for name, (given, settings) in SILENT.items()]
+    plans.append(Scenario("plain", "saved:train", FLAGGED))
+    plans.append(Scenario("look", "saved:train", {**BRANCHES, "begin": 0}, {"divergence": "1000"}))
+    plans.append(Scenario(TRACE, "saved:train", SPEECH, {"trace": str(folder / "rows")}))
     watched = {"trace": str(folder / "cuda"), "hang": "2", "divergence": "4"}
-    plans.append(Scenario("cuda_calls", "reads:cuda_calls", settings=watched))
-    plans.append(Scenario("cuda_calls_asked", "reads:cuda_calls", {"asks": True}, watched))
+    plans.append(Scenario("cuda_calls", "saved:cuda_calls", settings=watched))
+    plans.append(Scenario("cuda_calls_asked", "saved:cuda_calls", {"asks": True}, watched))
     return plans
 
 

@@ -6,14 +6,15 @@ The reference is the same model without FSDP and without ddpfix, made of the lay
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any, Callable, Dict, List
+from dataclasses import asdict, dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import pytest
 import torch
 from packaging.version import Version
 
-from tests.sharded.launch import Plan, scenario, train
+from tests.late import launch
+from tests.late.launch import Scenario
 
 transformers = pytest.importorskip("transformers")
 
@@ -23,6 +24,31 @@ pytestmark = [
     pytest.mark.skipif(Version(torch.__version__).release < (2, 6), reason="the row for FSDP begins with torch 2.6"),
     pytest.mark.skipif(Version(transformers.__version__).release < (4, 46), reason="the check for FSDP came with 4.46"),
 ]
+
+
+@dataclass
+class Plan:
+    """One training run beside a reference that has no FSDP, no LayerDrop and no ddpfix."""
+
+    name: str  # the key of its outcome
+    kind: str = "fsdp2"  # how the model is sharded, a key of tests.sharded.wraps.KINDS
+    # An entry of the zoo; "" trains every one that asks whether it is sharded, and outcomes go by their names.
+    model: str = "wav2vec2"
+    rate: float = 0.5
+    # "", "layers" or "layers-reentrant" (the toolkit's own), or "encoder" (a user's, around it all).
+    checkpointing: str = ""
+    optimizer: str = "adamw"  # "sgd" or "adamw", both with weight decay
+    accum: int = 1  # micro-batches a step
+    evaluated: bool = False  # whether the model is evaluated before each step
+    steps: int = 5
+
+
+def scenario(name: str, plans: Sequence[Plan], settings: Optional[Dict[str, str]] = None, **others: Any) -> Scenario:
+    """Plans that are run one after the other by one process a rank."""
+    given = {"plans": [asdict(each) for each in plans]}
+    others = {"timeout": 300, "patience": 20, **others}
+    return Scenario(name, "tests.sharded.training:run", given, settings, **others)
+
 
 # Where FSDP2 divides gradients by itself over gloo.
 AVERAGES = Version(torch.__version__).release >= (2, 13)
@@ -77,7 +103,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Found:
         scenario("dies", [Plan("bart", KINDS[-1], model="bart", steps=3)], timeout=60),
         scenario("hybrid", [Plan(kind, kind, accum=2) for kind in HYBRID], SYNC, size=4),
     ]
-    trained = train(scenarios, Path(tmp_path_factory.mktemp("sharded")))
+    trained = launch.train(scenarios, tmp_path_factory.mktemp("sharded"), of=4)
     dies = [log for log, record in trained.pop("dies") if record is None or record["error"]]
     for name, ranks in trained.items():
         for log, record in ranks:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 # The files, of which some have several themes.
 FILES = (
-    "checkpointing",
     "exceptions",
     "gradients",
     "lifecycle",
