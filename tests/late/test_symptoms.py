@@ -37,7 +37,7 @@ HERE: Dict[str, Shown] = {
     "Your training graph has changed": Shown("diagnosed:static_new", SAME),
     "find_unused_parameters=True was specified": Shown("flag_for_nothing", SAME),
     "DDP expects same model across all ranks": Shown("other_models", SAME),
-    "one of the variables needed for gradient": Shown("two_forwards:moving", SAME),
+    "one of the variables needed for gradient": Shown("past_calls:moving", SAME),
     "Trying to backward through the graph": Shown("backward_twice", SAME),
     "Timed out waiting": Shown("late_rank", "ddpfix: ranks wait: rank 1 "),
 }
@@ -102,7 +102,7 @@ def test_each_row_has_its_test() -> None:
 def plans(folder: Path) -> List[Scenario]:
     plans = [
         Scenario("before", function="activated_late"),
-        Scenario("cured", function="two_forwards:statistics", settings={}),
+        Scenario("cured", function="past_calls:statistics", settings={}),
     ]
     for shown in HERE.values():
         for how, settings in (("plain", None), ("ours", {})):

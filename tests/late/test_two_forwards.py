@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpfix.patching.site import Site
-from tests.late import two_forwards
+from tests.late import past_calls
 from tests.late.launch import Ranks, Scenario, ends, steps
 from tests.late.one_rank import alone, undone  # noqa: F401
 from tests.support import host_reads
@@ -30,7 +30,7 @@ CHANGED = ("moving", "parted", "own_normalization")
 
 
 def plans(folder: Path) -> List[Scenario]:
-    names = {name: f"two_forwards:{name}" for name in (*EXACT, *CHANGED)}
+    names = {name: f"past_calls:{name}" for name in (*EXACT, *CHANGED)}
     plans = [Scenario(f"plain-{name}", function=function) for name, function in names.items()]
     plans += [Scenario(name, function=function, settings={}) for name, function in names.items()]
     plans += [Scenario("off", function=names["table"], settings={"torch_buffers": "0"})]
@@ -41,7 +41,7 @@ def plans(folder: Path) -> List[Scenario]:
 def trained(ranks: Ranks) -> None:
     """Both ranks have what the reference has."""
     weights, others = steps(ranks, "weights")
-    assert weights == others and len(weights) == two_forwards.STEPS
+    assert weights == others and len(weights) == past_calls.STEPS
     for step, expected in zip(weights, steps(ranks, "expected")[0]):
         assert step == pytest.approx(expected, abs=1e-6)
 
@@ -99,7 +99,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     site = Site("test", {})
     buffers.stage(site, torch.nn.parallel.distributed, DistributedDataParallel)
     buffers.broadcast(site, torch.nn.parallel.distributed, DistributedDataParallel)
-    yield DistributedDataParallel(two_forwards.Scaled(nn.BatchNorm1d(4)))
+    yield DistributedDataParallel(past_calls.Scaled(nn.BatchNorm1d(4)))
     assert site.undo() == []
     assert vars(DistributedDataParallel)["_sync_buffers"] is _old_broadcast
 
