@@ -180,7 +180,6 @@ class Inherits(dist.ProcessGroup):
     """A group in Python that has torch's methods."""
 
 
-@program()
 def class_with_the_methods_of_torch(rank, size):
     """torch asks Python for each method of such a class: what it finds must not be one of ddpfix."""
     fit(net(), rank)
@@ -193,7 +192,6 @@ def class_with_the_methods_of_torch(rank, size):
     return found, sorted(vars(dist.ProcessGroup)), type(vars(dist.ProcessGroup)["barrier"]).__name__
 
 
-@program()
 def long_wait_beside_a_group_with_a_short_limit(rank, size):
     """The limit of one group is none for a wait in another."""
     dist.new_group(timeout=datetime.timedelta(seconds=3))

@@ -24,44 +24,25 @@ from torch.utils.data import DataLoader
 from tests.harm.made import batches, fit, fitted, meeting, net, state, stepped, steps
 from tests.harm.program import program
 
-CALLS = {
-    "wrapper": DDP,
-    "constructor": DDP.__init__,
-    "forward": DDP.forward,
-    "no_sync": DDP.no_sync,
-    "join": DDP.join,
-    "init": dist.init_process_group,
-    "destroy": dist.destroy_process_group,
-    "new group": dist.new_group,
-    "all_reduce": dist.all_reduce,
-    "barrier": dist.barrier,
-    "loader": DataLoader,
-    "loader's constructor": DataLoader.__init__,
-    "iter": DataLoader.__iter__,
-    "step": torch.optim.Optimizer.step,
-    "sgd": torch.optim.SGD.step,
-    "zero_grad": torch.optim.Optimizer.zero_grad,
-    "backward": torch.Tensor.backward,
-    "autograd": torch.autograd.backward,
-    "grad": torch.autograd.grad,
-    "checkpoint": checkpoint,
-    "clip": nn.utils.clip_grad_norm_,
-    "module": nn.Module.__call__,
-    "save": torch.save,
-    "seed": torch.manual_seed,
-    "state": torch.get_rng_state,
-}
+CALLS = (
+    *(DDP, DDP.__init__, DDP.forward, DDP.no_sync, DDP.join),
+    *(dist.init_process_group, dist.destroy_process_group, dist.new_group, dist.all_reduce, dist.barrier),
+    *(DataLoader, DataLoader.__init__, DataLoader.__iter__, nn.Module.__call__, nn.utils.clip_grad_norm_, checkpoint),
+    *(torch.optim.Optimizer.step, torch.optim.SGD.step, torch.optim.Optimizer.zero_grad),
+    *(torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad),
+    *(torch.save, torch.manual_seed, torch.get_rng_state),
+)
 
 
 def of_all(look):
     # The first rank keeps the store: it stays until the others have come up.
     dist.barrier()
-    found = {}
-    for name, each in CALLS.items():
+    found = []
+    for each in CALLS:
         try:
-            found[name] = look(each)
+            found.append((each.__qualname__, look(each)))
         except Exception as failure:
-            found[name] = type(failure).__name__
+            found.append((each.__qualname__, type(failure).__name__))
     return found
 
 
