@@ -62,20 +62,26 @@ def weights(model: nn.Module) -> List[float]:
     return [float(each.detach().double().sum()) for each in model.parameters()]
 
 
-def trained(built: Built, wrapped: Any, rank: int) -> Dict[str, Any]:
-    """Train a wrapped model; returns the layers that ran, and the parameters, after each step, and the generators."""
+def trained(built: Built, wrapped: Any, rank: int, count: int = STEPS, sharded: bool = False) -> Dict[str, Any]:
+    """Train a wrapped model for some steps.
+
+    Returns the layers that ran, the loss, and the parameters (unless they are sharded) after each step; the generators.
+    """
     # A list may draw where it is iterated over.
     ran = watched(built.layers._modules.values())
     seed(100 + rank)
-    steps, found = made(wrapped), {"ran": [], "steps": []}  # type: ignore[var-annotated]
-    for step in range(STEPS):
+    steps = made(wrapped)
+    found: Dict[str, Any] = {"ran": [], "losses": [], "steps": []}
+    for step in range(count):
         ran.clear()
         steps.zero_grad()
-        built.loss(wrapped, built.inputs(rank, step)).backward()
+        loss = built.loss(wrapped, built.inputs(rank, step))
+        loss.backward()
         steps.step()
         found["ran"].append(sorted({*ran}))
-        found["steps"].append(weights(built.model))
-    found["streams"] = streams()  # type: ignore[assignment]
+        found["losses"].append(float(loss.detach()))
+        found["steps"] += [] if sharded else [weights(built.model)]
+    found["streams"] = streams()
     return found
 
 

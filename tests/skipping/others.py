@@ -9,7 +9,7 @@ import numpy
 import torch
 from torch import nn
 
-from tests.skipping.shapes import LAYERS, Encoder, step
+from tests.skipping.shapes import LAYERS, Blocks, Encoder, step
 from tests.support.written import written
 
 
@@ -165,15 +165,9 @@ class Part(nn.Module):
         return step(self.inner, self.projected(x))
 
 
-class Parts(Whole):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Part() for _ in range(LAYERS))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+class Parts(Blocks):
+    def made(self) -> nn.Module:
+        return Part()
 
 
 ALL: Tuple[type, ...] = (

@@ -13,7 +13,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.skipping.built import seed, streams, watched
+from tests.skipping import built
 from tests.support import pool, scenario, serving
 
 
@@ -44,7 +44,7 @@ def train(scenarios: List[Scenario], folder: Path) -> Dict[str, List[Dict[str, A
     return found
 
 
-def wrapped(model: nn.Module, wrapper: str, layers: List[nn.Module]) -> Any:
+def wrapped(model: nn.Module, wrapper: str, layers: Any) -> Any:
     """The model under DDP with the flag, or sharded layer by layer."""
     if wrapper == "fsdp":
         from torch.distributed.fsdp import FullyShardedDataParallel
@@ -57,36 +57,24 @@ def wrapped(model: nn.Module, wrapper: str, layers: List[nn.Module]) -> Any:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh("cpu", (2,))
-        for layer in (*layers, model):
+        for layer in (*layers._modules.values(), model):
             fully_shard(layer, mesh=mesh)
         return model
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 
 def trained(kind: type, rank: int, steps: int, wrapper: str) -> Dict[str, Any]:
-    """What a class did: its layers by step, its outputs and parameters, its random numbers."""
-    from tests.skipping import shapes
-
-    seed(0)
+    """What a class did (:func:`.built.trained`)."""
+    built.seed(0)
     encoder: Any = kind()
-    layers = shapes.layers(encoder)
-    ran = watched(layers)
-    model = wrapped(nn.Sequential(nn.Linear(4, 4), encoder), wrapper, layers)
-    seed(100 + rank)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    found: Dict[str, Any] = {"ran": [], "outputs": []}
-    for _ in range(steps):
-        ran.clear()
-        output = model(torch.randn(3, 4))
-        found["ran"].append(sorted({*ran}))
-        found["outputs"].append(float(output.detach().double().sum()))
-        output.pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    if wrapper == "ddp":
-        found["weights"] = [float(each.detach().double().sum()) for each in model.parameters()]
-    found["streams"] = streams()
-    return found
+    model = nn.Sequential(nn.Linear(4, 4), encoder)
+    one = built.Built(model, encoder.layers, _loss, lambda *_: torch.randn(3, 4), dict)
+    return built.trained(one, wrapped(model, wrapper, encoder.layers), rank, steps, wrapper != "ddp")
+
+
+def _loss(whole: Any, batch: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = whole(batch).pow(2).mean()
+    return loss
 
 
 def run(plan: Dict[str, Any], folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, Iterator, List, Tuple, cast
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple, cast
 
 import numpy as np
 import torch
@@ -19,10 +19,15 @@ coin = random.random
 class Encoder(nn.Module):
     """What they have in common: a list of layers and a rate."""
 
+    held: Callable[[Iterable[Any]], Any] = nn.ModuleList
+
     def __init__(self, rate: float = 0.5) -> None:
         super().__init__()
         self.rate = self.layerdrop = rate
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(LAYERS))
+        self.layers = self.held(self.made() for _ in range(LAYERS))
+
+    def made(self) -> nn.Module:
+        return nn.Linear(4, 4)
 
 
 def step(layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -160,9 +165,8 @@ class Block(nn.Module):
 
 
 class Blocks(Encoder):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+    def made(self) -> nn.Module:
+        return Block()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -181,9 +185,8 @@ class Around(nn.Module):
 
 
 class Arounds(Blocks):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Around(nn.Linear(4, 4)) for _ in range(LAYERS))
+    def made(self) -> nn.Module:
+        return Around(nn.Linear(4, 4))
 
 
 class DroppingList(nn.ModuleList):
@@ -197,9 +200,7 @@ class DroppingList(nn.ModuleList):
 
 
 class Listed(Blocks):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = DroppingList(nn.Linear(4, 4) for _ in range(LAYERS))
+    held, made = DroppingList, Encoder.made
 
 
 class While(Encoder):
@@ -316,9 +317,3 @@ ALL: Tuple[type, ...] = (
     *(Conditional, TensorRate, Bookkeeping, WithoutAModule, ClosedRate),
     CountedList,
 )
-
-
-def layers(encoder: Any) -> List[nn.Module]:
-    """The layers of one of these, in their order."""
-    held = encoder.layers
-    return list(held.values()) if isinstance(held, nn.ModuleDict) else [held[index] for index in range(len(held))]
