@@ -97,27 +97,18 @@ def failed_last() -> None:
 RIGHT: Dict[str, Callable[[], Any]] = {"forked": forked, "restarted": restarted, "failed_last": failed_last}
 
 
-def skips(model: Any) -> None:
+def skips(model: Any, step: int = 3) -> None:
     """One rank skips a backward, and comes to the end of its program while the other one waits for it."""
     for number in range(1, 7):
         loss = model(torch.ones(1, 2)).sum()
-        if distributed.get_rank() == 1 and number == 3:
-            continue
-        loss.backward()
+        if distributed.get_rank() == 0 or number != step:
+            loss.backward()
 
 
 def skips_and_leaves(model: Any) -> None:
     """The same, and the rank destroys its process group, as a careful program does."""
     skips(model)
     distributed.destroy_process_group()
-
-
-def skips_last(model: Any) -> None:
-    """That of the last step."""
-    for number in range(1, 7):
-        loss = model(torch.ones(1, 2)).sum()
-        if distributed.get_rank() == 0 or number < 6:
-            loss.backward()
 
 
 def ragged(model: Any) -> None:
@@ -181,13 +172,13 @@ def averaged_at_the_end(model: Any) -> None:
 APART: Dict[str, Callable[[Any], None]] = {
     "left_out_here": lambda model: left_out(1),
     "left_out_on_the_first": lambda model: left_out(0),
+    "skips_last": lambda model: skips(model, 6),
     "left_out_on_both": lambda model: left_out(distributed.get_rank()),
     **{
         each.__name__: each
         for each in (
             skips,
             skips_and_leaves,
-            skips_last,
             ragged,
             added_here,
             short_without_average,

@@ -6,11 +6,10 @@ import json
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from tests.support import pool, results, scenario
 from tests.support import ranks as kit
-from tests.support.ranks import environment as environment
 
 WORKER = Path(__file__).with_name("worker.py")
 RANK = Path(__file__).with_name("rank.py")
@@ -31,11 +30,6 @@ class Scenario(scenario.Scenario):
     active: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 120
-
-
-def _run(command: Sequence[str], environ: Mapping[str, str], folder: str, limit: float) -> Tuple[int, str]:
-    """:func:`tests.support.ranks.run`, under the name that docs/dev/adding-a-toolkit.md has."""
-    return kit.run(command, environ, Path(folder), limit)
 
 
 @dataclass
@@ -64,7 +58,7 @@ def ranks(
     """Run scenarios of the worker on ``size`` ranks, with ``before`` in front of the command line."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*kit.elastic(size, before), str(WORKER), folder, *scenarios]
-        code, output = kit.run(command, environment(environ), Path(folder), timeout)
+        code, output = kit.run(command, kit.environment(environ), Path(folder), timeout)
         records = {int(file.stem): json.loads(file.read_text()) for file in Path(folder).glob("*.json")}
     return Outcome(code, output, records)
 

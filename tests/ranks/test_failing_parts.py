@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from ddpfix import user_code
-from ddpfix.exchange import connection, records
-from ddpfix.exchange.records import PeerFailedError, Present, Records
+from ddpfix.exchange import connection
+from ddpfix.exchange.records import PeerFailedError, Records
 from ddpfix.monitor import error_file, last_words, processes
 from ddpfix.rules import endings
 from ddpfix.rules.facts import FAILED, UNDONE, Called, End
-from tests.ranks import failing, launch
+from tests.ranks import failing
+from tests.support import ranks
 
 
 def error_of(fails: Any) -> BaseException:
@@ -158,20 +158,6 @@ def test_who_takes_part_and_who_has_left() -> None:
     assert [each.rank for each in one.ends()] == [1, 2, 3, 4], "who comes later has failed because of these"
 
 
-@pytest.mark.skipif(not records.space(), reason="only Linux tells what processes have in common")
-def test_a_process_that_is_gone() -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    known = Present("host", records.space(), child.pid)
-    end = time.monotonic() + 30
-    # It is gone for others as soon as it has ended, also if nobody has asked for its code.
-    while processes.state_of(known) != processes.GONE and time.monotonic() < end:
-        time.sleep(0.05)
-    assert processes.state_of(known) == processes.GONE
-    child.wait()
-    assert processes.state_of(known) == processes.GONE
-    assert processes.state_of(known._replace(space="another machine")) == ""
-
-
 def test_a_socket_is_known_by_more_than_its_descriptor() -> None:
     """A descriptor that is used again is another connection's."""
     ours, theirs = socket.socketpair()
@@ -276,7 +262,7 @@ print(os.listdir(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])))
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
     """torchrun reads the file of each rank that failed, and cannot go on if it is damaged."""
     pytest.importorskip("resource")
-    environ = launch.environment({"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")})
+    environ = ranks.environment({"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")})
     command = [sys.executable, "-c", FULL]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["False", "[]"], done

@@ -6,14 +6,14 @@ import itertools
 import re
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Mapping, NamedTuple, Sequence
+from typing import Dict, List, NamedTuple, Sequence
 
 import pytest
 
-from tests.ranks import hanging
-from tests.support import pool, results, scenario
+from tests.ranks import hanging, launch
+from tests.support import pool, results
 
 SCRIPT = Path(hanging.__file__)
 # Left to cells and nox -s rest.
@@ -24,22 +24,11 @@ LIMIT = "3"
 
 
 @dataclass
-class Scenario(scenario.Scenario):
-    """One job.
-
-    Attributes:
-        job: of :mod:`tests.ranks.hanging`.
-        active: whether ddpfix is.
-        limit: of the process group, in seconds.
-        environ: environment variables.
-        timeout: seconds after which ranks that hang are ended.
-    """
+class Scenario(launch.Scenario):
+    """One job of :mod:`tests.ranks.hanging`, whose process group has a limit in seconds."""
 
     job: str = ""
-    active: bool = True
     limit: float = 1800
-    environ: Mapping[str, str] = field(default_factory=dict)
-    timeout: float = 60
 
 
 class Ended(NamedTuple):
@@ -64,7 +53,7 @@ class Ended(NamedTuple):
 
 def job(name: str, active: bool = True, limit: float = 1800, timeout: float = 60, **environ: str) -> Ended:
     folder = Path(tempfile.mkdtemp(prefix="ddpfix-hanging-"))
-    one = Scenario(name, name, active, limit, environ, timeout)
+    one = Scenario(name, (), active, environ, timeout, name, limit)
     return Ended(pool.results(SCRIPT, [one], folder, 3, {}, results.Result)[name], folder)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, List, Tuple
@@ -15,7 +14,8 @@ import torch
 import transformers
 from packaging.version import Version
 
-from tests.support import pool, results, scenario
+from tests.ranks.launch import Scenario
+from tests.support import pool, results
 
 SCRIPT = Path(__file__).with_name("time_limits.py")
 ACCELERATE, TORCH = Version(accelerate.__version__), Version(torch.__version__)
@@ -24,17 +24,11 @@ TRANSFORMERS = Version(transformers.__version__)
 LIVE = Version("2.13") <= TORCH
 
 
-@dataclass
-class Case(scenario.Scenario):
-    active: bool = False
-    timeout: float = 120
-
-
 @lru_cache(maxsize=None)
 def ended(name: str, active: bool) -> Tuple[Any, str]:
     """What both ranks found, and what rank 0 printed of it by ddpfix."""
     with tempfile.TemporaryDirectory() as folder:
-        found = pool.results(SCRIPT, [Case(name, active)], Path(folder), 2, {}, results.Result)[name]
+        found = pool.results(SCRIPT, [Scenario(name, active=active)], Path(folder), 2, {}, results.Result)[name]
     logs = "\n".join(each.log for each in found)
     assert not any(each.hung or each.error for each in found), logs
     outcomes: List[Any] = [each.notes["outcome"] for each in found]

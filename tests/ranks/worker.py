@@ -7,6 +7,7 @@ modules, and the reference gradients come from the original forward without DDP,
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import json
 import os
@@ -256,7 +257,8 @@ def accumulation() -> Dict[str, Any]:
                 loss.backward()
             expected.append(mean_of_local(entry, model, inputs, generator, decisions))
         record["errors"].append(compare(model, {name: add(*(e[name] for e in expected)) for name in expected[0]}))
-        record["equal"].append(same_everywhere(torch.cat([g.flatten() for g in gradients(model)])))
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+        record["equal"].append(same_everywhere(torch.cat([each.flatten() for each in gradients])))
     return record
 
 
@@ -264,10 +266,6 @@ def add(one: Optional[torch.Tensor], other: Optional[torch.Tensor]) -> Optional[
     if one is None or other is None:
         return other if one is None else one
     return one + other
-
-
-def gradients(model: nn.Module) -> List[torch.Tensor]:
-    return [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
 
 
 @scenario
@@ -440,6 +438,8 @@ def trainer_run(**options: Any) -> Dict[str, Any]:
     watch = Watch(model)
     record: Dict[str, Any] = {"skipped": []}
     steps = options.pop("steps", 6)
+    known = inspect.signature(TrainingArguments).parameters
+    options["use_cpu" if "use_cpu" in known else "no_cuda"] = True
     arguments = TrainingArguments(
         tempfile.mkdtemp(),
         per_device_train_batch_size=2,
@@ -448,7 +448,6 @@ def trainer_run(**options: Any) -> Dict[str, Any]:
         save_strategy="no",
         disable_tqdm=True,
         dataloader_pin_memory=False,
-        **{CPU: True},
         **options,
     )
 
@@ -468,29 +467,11 @@ def trainer_run(**options: Any) -> Dict[str, Any]:
     return record
 
 
-def _cpu_name() -> str:
-    import transformers
-    from packaging.version import Version
-
-    return "use_cpu" if Version(transformers.__version__) >= Version("4.34") else "no_cuda"
-
-
-CPU = _cpu_name()
-
-
-@scenario
-def trainer_default() -> Dict[str, Any]:
-    return trainer_run()
-
-
-@scenario
-def trainer_checkpointing() -> Dict[str, Any]:
-    return trainer_run(gradient_checkpointing=True)
-
-
-@scenario
-def trainer_explicit_false() -> Dict[str, Any]:
-    return trainer_run(ddp_find_unused_parameters=False, steps=1)
+SCENARIOS.update(
+    trainer_default=trainer_run,
+    trainer_checkpointing=lambda: trainer_run(gradient_checkpointing=True),
+    trainer_explicit_false=lambda: trainer_run(ddp_find_unused_parameters=False, steps=1),
+)
 
 
 @scenario

@@ -166,6 +166,14 @@ def test_what_waits_for_something_else_is_told_as_before(
     assert standing(monkeypatch, line, below, on_device=True, stands=True).phase == phase
 
 
+def becomes(who: records.Present, state: str) -> bool:
+    """Whether a process soon has a state."""
+    end = time.monotonic() + 30
+    while processes.state_of(who) != state and time.monotonic() < end:
+        time.sleep(0.02)
+    return processes.state_of(who) == state
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="only Linux tells the state of a process")
 def test_a_process_that_is_stopped_or_gone_is_told_by_the_system() -> None:
     code = "import time; print('sleeps', flush=True); time.sleep(60)"
@@ -175,13 +183,10 @@ def test_a_process_that_is_stopped_or_gone_is_told_by_the_system() -> None:
         assert child.stdout is not None and child.stdout.readline() == b"sleeps\n"
         assert processes.in_words(processes.lasting(child.pid)) == ""
         os.kill(child.pid, 19)
-        for _ in range(100):
-            if processes.state_of(who) == processes.STOPPED:
-                break
-            time.sleep(0.02)
-        assert "is stopped" in processes.in_words(processes.state_of(who))
+        assert becomes(who, processes.STOPPED) and "is stopped" in processes.in_words(processes.state_of(who))
     finally:
         child.kill()
+    assert becomes(who, processes.GONE), "it is gone for others also if nobody has asked for its code"
     child.wait()
     assert processes.state_of(who) == processes.GONE
     assert processes.state_of(who._replace(space="elsewhere")) == ""

@@ -35,7 +35,6 @@ class Trainer:
     def train(self, model, loader):
         return model
 """
-TOOLKIT = {"kit": True}
 
 
 @pytest.fixture
