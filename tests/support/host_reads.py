@@ -10,7 +10,8 @@ import contextlib
 import sys
 import typing
 from collections import Counter
-from typing import Any, Iterator, Tuple
+from types import FrameType
+from typing import Any, Iterator, Optional, Tuple
 from unittest import mock
 
 import torch
@@ -27,15 +28,18 @@ ON_THE_HOST = {
     "ddpfix.layerdrop.recompute": "the state of the generator",
 }
 # What stands between the line that asks and this file.
-_BETWEEN = ("torch/_dynamo/", "torch/utils/_python_dispatch", "torch/_compile", "torch/_ops", "support/host_reads")
+_BETWEEN = (
+    *("torch/_dynamo/", "torch/utils/_python_dispatch", "torch/_compile", "torch/_ops", "support/host_reads"),
+    "accelerator/stand_in",
+)
 
 
 def asked_by() -> str:
-    """The innermost line that is none of torch's own dispatch: ``module:line``."""
-    frame = sys._getframe(1)
+    """The innermost line that is none of torch's own dispatch: ``module:line``; "" in a thread that runs C++ only."""
+    frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None and any(part in frame.f_code.co_filename for part in _BETWEEN):
-        frame = frame.f_back  # type: ignore[assignment]
-    return f"{frame.f_globals.get('__name__')}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_globals.get('__name__')}:{frame.f_lineno}"
 
 
 def of_ddpfix(reads: Reads) -> Reads:
