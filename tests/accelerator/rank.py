@@ -55,7 +55,9 @@ def main() -> None:
     if accelerator is not None:
         accelerator.begin()
         if kinds not in HOW:
-            accelerator.refuse_float64()
+            # As MPS, and the collectives of Ascend: neither tensors nor collectives of 64 bits.
+            accelerator.extension.set_double(False)
+            accelerator.refused.add(torch.float64)
     distributed.init_process_group(stand_in.BACKEND if accelerator is not None else "gloo")
     # The second one: what asks for the current device asks for the wrong one.
     device = torch.device("cpu") if accelerator is None else torch.device(stand_in.KIND, 1)

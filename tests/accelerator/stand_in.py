@@ -84,7 +84,7 @@ class Rank:
         self.calls: Counter[Tuple[str, str, Optional[int]]] = Counter()
         self.counts = self.waits = False
         self.refused: Set[Any] = set()  # types, by its collectives
-        self._queue: queue.Queue[Any] = queue.Queue()
+        self.queue: queue.Queue[Any] = queue.Queue()
 
     def begin(self) -> None:
         """Register it with torch."""
@@ -108,23 +108,13 @@ class Rank:
             if getattr(module, "is_torchs", None) is known:
                 vars(module)["is_torchs"] = lambda group: True
 
-    def refuse_float64(self) -> None:
-        """As MPS, and the collectives of Ascend: neither tensors nor collectives of 64 bits."""
-        self.extension.set_double(False)
-        self.refused.add(torch.float64)
-
     def _read(self, what: str) -> None:
         if self.counts:
             self.reads[what, host_reads.asked_by()] += 1
 
-    def enqueue(self, group: Any, tensors: List[Any], options: Any) -> None:
-        """Have the device reduce later, in its own order."""
-        self.extension.pend(1)
-        self._queue.put((group, tensors, options))
-
     def _run(self) -> None:
         while True:
-            group, tensors, options = self._queue.get()
+            group, tensors, options = self.queue.get()
             try:
                 # What a hang shows are waits, and no values.
                 group.gloo.allreduce([torch.zeros(each.shape, dtype=each.dtype) for each in tensors], options).wait()
@@ -228,7 +218,9 @@ class Group(distributed.ProcessGroup):
         own = distributed.AllreduceOptions()
         own.reduceOp = getattr(opts, "reduceOp", distributed.ReduceOp.SUM)
         if self._rank.waits:
-            self._rank.enqueue(self, tensors, own)
+            # The device reduces later, in its own order.
+            self._rank.extension.pend(1)
+            self._rank.queue.put((self, tensors, own))
             return done(tensors)
         results = self._on_host(tensors)
         self.gloo.allreduce(results, own).wait()

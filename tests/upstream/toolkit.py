@@ -64,13 +64,6 @@ def without(found: Dict[str, Any], silent: Sequence[str]) -> Dict[str, Any]:
     return {**found, "files": kept, "other": other, "not_run": sorted({*found["not_run"], *silent})}
 
 
-def write(found: Dict[str, Any]) -> Path:
-    path = RESULTS / f"{found['toolkit']}-{found['version']}.json"
-    RESULTS.mkdir(exist_ok=True)
-    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return path
-
-
 def results() -> List[Dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
 
@@ -102,7 +95,11 @@ def main(words: Sequence[str]) -> int:
             run = {test.partition("::")[0] for test in outcomes}
             left = [name for every in suite.groups() for name in every if name not in run]
             found = result(suite, outcomes, given.mode, left)
-            print(write(without(found, saying_nothing(found))))
+            told = json.dumps(without(found, saying_nothing(found)), indent=1, sort_keys=True)
+            path = RESULTS / f"{found['toolkit']}-{found['version']}.json"
+            RESULTS.mkdir(exist_ok=True)
+            path.write_text(told + "\n", encoding="utf-8")
+            print(path)
     print(table(outcomes, [STOCK, given.mode]))
     print("applied: " + (", ".join(sorted(suite.applied)) or "nothing"))
     if not suite.applied:
