@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ddpfix import _env
+from ddpfix import _switch
 
 
 def start() -> None:
@@ -18,15 +18,15 @@ def start() -> None:
     A rank that has settings and no switch gets a line when it imports torch, and nothing else.
     """
     value = os.environ.get("DDPFIX")
-    if sys.flags.ignore_environment or (value is not None and not _env.is_on(value)):
+    if sys.flags.ignore_environment or (value is not None and not _switch.is_on(value)):
         return
     from ddpfix import import_hook
 
     if value is None:
-        import_hook.install(frozenset(("torch",)), _env.hint)
+        import_hook.install(frozenset(("torch",)), _switch.hint)
         return
 
-    if not _env.is_second(import_hook.of_another_copy()):
+    if not _switch.is_second(import_hook.of_another_copy()):
         import_hook.install(watched(), wake)
 
 
@@ -40,7 +40,7 @@ def wake() -> None:
     except (Exception, SystemExit) as error:
         # The message of a ValueError of ours is complete; for any other error, its type is needed as well.
         text = str(error) if isinstance(error, ValueError) else repr(error)
-        _env.refuse(text)
+        _switch.refuse(text)
 
 
 def watched() -> frozenset[str]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
-from ddpfix import _env
+from ddpfix import _switch
 
-if not _env.refused():
+if not _switch.refused():
     from ddpfix import engine
 
     # Children that are not forked (spawned data loader workers, launched ranks) read the environment.

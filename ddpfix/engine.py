@@ -13,7 +13,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from ddpfix import __version__, _env, import_hook, log
+from ddpfix import __version__, _switch, import_hook, log
 from ddpfix.matrix import detect, loader, resolve, settings, untested
 from ddpfix.matrix.resolve import Decision
 from ddpfix.modules import globals_of, initializing, is_lazy
@@ -302,7 +302,7 @@ def switch_on(**arguments: object) -> None:
     """Do what :func:`activate` does, without a report: a report looks for every toolkit."""
     global _engine
     with _LOCK:
-        if _env.refused() or _env.is_second(import_hook.of_another_copy()):
+        if _switch.refused() or _switch.is_second(import_hook.of_another_copy()):
             return
         if _engine is None or arguments:
             # Built first, so that bad input leaves the activation in force as it is.

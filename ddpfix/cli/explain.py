@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from ddpfix import _env
+from ddpfix import _switch
 from ddpfix.cli.plan import new_console, plain
 from ddpfix.matrix import gone, loader, model, settings
 from ddpfix.matrix.settings import near
@@ -18,14 +18,14 @@ def explain(wanted: str) -> int:
     """
     earlier = next((key for key in (wanted, f"ddpfix {wanted}") if key in gone.GONE), None)
     if earlier is not None:
-        _env.say(gone.answer(earlier))
+        _switch.say(gone.answer(earlier))
         return 0
     whole = loader.load()
     if wanted in gone.RENAMED:
-        _env.say(gone.answer(wanted))
+        _switch.say(gone.answer(wanted))
     patch = whole.patches.get(gone.RENAMED.get(wanted, wanted))
     if patch is None:
-        _env.say(f"no fix is called {wanted!r}; python -m ddpfix plan --all lists them{near(wanted, whole.patches)}")
+        _switch.say(f"no fix is called {wanted!r}; python -m ddpfix plan --all lists them{near(wanted, whole.patches)}")
         return 2
     console = new_console()
     console.print(Text("ddpfix ").append_text(plain(f"{patch.does or patch.problem}", "bold")))

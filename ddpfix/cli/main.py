@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any, List, Mapping, NoReturn, Optional, Set, Tuple
 
-from ddpfix import __version__, _env
+from ddpfix import __version__, _switch
 from ddpfix.cli.report import command as report
 from ddpfix.matrix import gone
 from ddpfix.matrix.model import MatrixError
@@ -28,7 +28,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     earlier = " ".join(["ddpfix", *words[:1]])
     if earlier in gone.GONE:
         # The code is 0: a script that showed something beside its job goes on.
-        _env.say(gone.answer(earlier))
+        _switch.say(gone.answer(earlier))
         return 0
     parser = _parser()
     options = parser.parse_args(words)
@@ -38,13 +38,13 @@ def main(arguments: Optional[List[str]] = None) -> int:
     try:
         return _act(options, command)
     except (SettingsError, MatrixError) as error:
-        _env.say(str(error))
+        _switch.say(str(error))
         return 2
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _REQUIRED:
             raise
-        _env.say(f"this command needs {package}: {sys.executable} -m pip install {package}")
+        _switch.say(f"this command needs {package}: {sys.executable} -m pip install {package}")
         return 2
 
 
@@ -102,7 +102,7 @@ class _Parser(argparse.ArgumentParser):
         unknown = message.partition("unrecognized arguments:")[2] or message.partition("invalid choice: ")[2]
         words = [word.partition("=")[0].strip("',") for word in unknown.partition("(")[0].split()]
         asked = [question for question in (near(word, sorted(known)) for word in words) if question]
-        super().error(_env.printable(message) + "".join(asked[:1]))
+        super().error(_switch.printable(message) + "".join(asked[:1]))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -200,7 +200,7 @@ class _Gone(argparse.Action):
         self._key = key
 
     def __call__(self, parser: object, namespace: object, values: object, option_string: object = None) -> None:
-        _env.say(gone.answer(self._key, str(option_string)))
+        _switch.say(gone.answer(self._key, str(option_string)))
         if self._key in gone.RENAMED:
             setattr(namespace, self.dest, values)
 

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
-from ddpfix import _env
+from ddpfix import _switch
 from ddpfix.cli import run
 from ddpfix.matrix import loader, settings
 from ddpfix.probing.result import of_program
@@ -72,7 +72,7 @@ def _call(command: List[str], environ: Mapping[str, str], as_json: bool) -> int:
     try:
         child = subprocess.Popen(command, env=environ, stdout=sys.stderr if as_json else None)
     except OSError as error:
-        _env.say(f"{command[0]}: {error.strerror}")
+        _switch.say(f"{command[0]}: {error.strerror}")
         return 127 if isinstance(error, FileNotFoundError) else 126
     with _forwarded(child):
         code = child.wait()
@@ -105,7 +105,7 @@ def _read(file: Path) -> Optional[Dict[str, Any]]:
 def _show(found: Optional[Dict[str, Any]], code: int, as_json: bool) -> int:
     complete = found is not None and found["complete"]
     if found is None:
-        _env.say(_nothing(code))
+        _switch.say(_nothing(code))
     elif as_json:
         sys.stdout.write(json.dumps({**found, "exit_code": 0 if complete else code}, indent=2) + "\n")
     else:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpfix import __version__
-from ddpfix._env import printable
+from ddpfix._switch import printable
 from ddpfix.matrix import detect, loader, model, resolve, settings, untested
 from ddpfix.state import State
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Optional
 
-from ddpfix import _env
+from ddpfix import _switch
 from ddpfix.matrix import loader, settings
 
 
@@ -27,7 +27,7 @@ def become(rest: List[str], chosen: Mapping[str, str]) -> int:
         # As arguments, too: an empty one is refused, while an empty variable counts as not set.
         settings.read(chosen, loader.load().patches, environ)
         if sys.flags.ignore_environment or sys.flags.no_site:
-            _env.say("ddpfix is OFF: Python's options -I, -E and -S keep it from starting")
+            _switch.say("ddpfix is OFF: Python's options -I, -E and -S keep it from starting")
     _flush()
     if os.name == "nt":
         return subprocess.call(command, env=environ)
@@ -35,7 +35,7 @@ def become(rest: List[str], chosen: Mapping[str, str]) -> int:
     try:
         os.execvpe(command[0], command, environ)
     except OSError as error:
-        _env.say(f"{command[0]}: {error.strerror}")
+        _switch.say(f"{command[0]}: {error.strerror}")
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 
@@ -121,7 +121,7 @@ def _cluster(word: str, rest: Iterator[str], flags: List[str]) -> bool:
 def environment(chosen: Mapping[str, str]) -> Dict[str, str]:
     """Return the environment of the command: DDPFIX=1, the settings, and a way in if needed."""
     environ = dict(os.environ)
-    if _env.refused():
+    if _switch.refused():
         # A value that is not understood has just been reported, and the children need not report it again.
         environ["DDPFIX"] = "0"
         return environ

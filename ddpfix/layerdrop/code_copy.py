@@ -13,8 +13,8 @@ import inspect
 from types import CellType, FunctionType
 from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
-from ddpfix.layerdrop import call, decisions, source
-from ddpfix.layerdrop.decisions import Decision
+from ddpfix.layerdrop import comparisons, shared_skips, source
+from ddpfix.layerdrop.comparisons import Decision
 from ddpfix.patching.site import PatchError
 
 
@@ -38,12 +38,12 @@ def scheduled(function: FunctionType, checks: Tuple[str, ...], examined: bool) -
     Raises:
         PatchError: its source is not what runs.
     """
-    found = decisions.of(function)
+    found = comparisons.of(function)
     values: Dict[str, Any] = {}
     new: Dict[ast.AST, ast.expr] = {}
     for site, each in enumerate(chosen(found.decisions, examined)):
         name = f"_comparison_{site}"
-        values[name] = call.Comparison(each, site, examined)
+        values[name] = shared_skips.Comparison(each, site, examined)
         generator = each.number.generator if each.number is not None else ""
         # Evaluated in the order of the comparison, and only what has no effect is read once more.
         drawn = _read(f"{found.scope.module}.{generator}" if generator else "None")
@@ -70,9 +70,9 @@ def without_skips(function: FunctionType, zero: Tuple[str, ...] = ()) -> Functio
     Raises:
         PatchError: its source is not what runs.
     """
-    found = decisions.read(function)
+    found = comparisons.read(function)
     scope, new = found.scope, {}
-    rated = {*zero, *(path[0] for path in decisions.paths(found.decisions) if len(path) == 1)}
+    rated = {*zero, *(path[0] for path in comparisons.paths(found.decisions) if len(path) == 1)}
     for node in ast.walk(scope.tree):
         is_read = isinstance(getattr(node, "ctx", None), ast.Load) and len(scope.path(node)) == 1
         # A list of rates is kept.
@@ -87,7 +87,7 @@ def without_skips(function: FunctionType, zero: Tuple[str, ...] = ()) -> Functio
 
 
 def _changed(
-    function: FunctionType, found: decisions.Found, new: Mapping[ast.AST, ast.expr], values: Mapping[str, Any]
+    function: FunctionType, found: comparisons.Found, new: Mapping[ast.AST, ast.expr], values: Mapping[str, Any]
 ) -> FunctionType:
     """Return a copy of a function with new expressions in the places of some."""
     memo: Dict[int, Any] = {}
@@ -133,9 +133,9 @@ def _unless_shared(name: str, check: Callable[..., bool]) -> Callable[..., bool]
 
     @functools.wraps(check)
     def must_run_all(*args: Any, **kwargs: Any) -> bool:
-        current = call.CURRENT.get()
+        current = shared_skips.CURRENT.get()
         agrees = current is not None and current.base is not None
-        if agrees and any(each.answers(name) for each in call.EXTENSIONS):
+        if agrees and any(each.answers(name) for each in shared_skips.EXTENSIONS):
             return False
         all_run = check(*args, **kwargs)
         if all_run and current is not None:

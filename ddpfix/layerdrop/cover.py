@@ -1,9 +1,9 @@
 """Has the comparisons of a toolkit's own code give shared truths, and leaves everything else to that code.
 
 A forward that skips layers at random has ``if torch.rand([]) < rate: skip``. For a training forward inside a wrapped
-model a copy of that function runs, in which this comparison asks the schedule (:mod:`ddpfix.layerdrop.call`). The draw
-is made as before and keeps its value; the toolkit's code still decides what a skipped layer returns, which layer may be
-skipped and what the rate is. The original function is never changed: evaluation, single processes and all else run it.
+model a copy of that function runs, in which this comparison asks :mod:`ddpfix.layerdrop.shared_skips`. The draw is made
+as before and keeps its value; the toolkit's code still decides what a skipped layer returns, which layer may be skipped
+and what the rate is. The original function is never changed: evaluation, single processes and all else run it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from types import FunctionType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 from ddpfix import log
-from ddpfix.layerdrop import call as calls
-from ddpfix.layerdrop import code_copy, decisions, recompute, training
-from ddpfix.layerdrop.call import EXTENSIONS, Call
+from ddpfix.layerdrop import code_copy, comparisons, recompute, shared_skips, training
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.drawing import UNREADABLE, drawing_methods, held
 from ddpfix.layerdrop.shared_method import Covered, Skipping
+from ddpfix.layerdrop.shared_skips import EXTENSIONS, Call
 from ddpfix.models import internals
 from ddpfix.patching.dynamo import skip_frames, skip_module
 from ddpfix.patching.site import PatchError, Site
@@ -45,7 +44,7 @@ def cover(
         PatchError: no method has the expected shape; nothing was changed.
     """
     made, refused = _covering(owner, checks, examined)
-    for ours in (recompute, training, calls):
+    for ours in (recompute, training, shared_skips):
         skip_module(ours)
     if isinstance(choose, FunctionType):
         # Compiled by itself, it would pass a stream of 64 bits between two graphs: too large for torch up to 2.6.
@@ -214,12 +213,12 @@ def _uncovered(owner: type) -> Tuple[Skipping, ...]:
 
 
 def _as_shipped(method: Any, name: str) -> Skipping:
-    decided = [each for each in decisions.of(innermost(method)).decisions if each.rate is not None]
-    read = decisions.reader(decided)
+    decided = [each for each in comparisons.of(innermost(method)).decisions if each.rate is not None]
+    read = comparisons.reader(decided)
 
     def rate(module: Any) -> float:
         """Return the rate of this module; 0 where only a forward can read it."""
-        return 0.0 if any(held(module, path) is UNREADABLE for path in decisions.paths(decided)) else read(module)
+        return 0.0 if any(held(module, path) is UNREADABLE for path in comparisons.paths(decided)) else read(module)
 
     return Skipping(name, rate, decided)
 

@@ -8,10 +8,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from ddpfix.layerdrop import decisions, loops, numbers, source, training
-from ddpfix.layerdrop.call import is_numpy_generator
+from ddpfix.layerdrop import comparisons, loops, numbers, source, training
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.decisions import Decision
+from ddpfix.layerdrop.comparisons import Decision
+from ddpfix.layerdrop.shared_skips import is_numpy_generator
 from ddpfix.models import internals
 from ddpfix.patching.site import PatchError
 from ddpfix.user_code import module_of
@@ -50,23 +50,23 @@ def drawing_methods(owner: type) -> Tuple[str, ...]:
     return tuple(name for name in _called(owner) if name in vars(owner) and found_in(vars(owner)[name]).decisions)
 
 
-def found_in(method: Any) -> decisions.Found:
+def found_in(method: Any) -> comparisons.Found:
     """Return what a method below its decorators decides, proved or not; nothing where its source is not what runs."""
     try:
-        return decisions.of(innermost(method))
+        return comparisons.of(innermost(method))
     except PatchError:
-        return decisions.NOTHING
+        return comparisons.NOTHING
 
 
 def rate_paths(owner: type) -> Tuple[Tuple[str, ...], ...]:
     """Return where the first of these methods reads its rates."""
     first = drawing_methods(owner)[:1]
-    return tuple(path for name in first for path in decisions.paths(found_in(vars(owner)[name]).decisions))
+    return tuple(path for name in first for path in comparisons.paths(found_in(vars(owner)[name]).decisions))
 
 
 def _called(owner: type) -> List[str]:
     """Return the names of methods that may run in a forward of a class: those above, and what they call by name."""
-    names = [name for name in decisions.METHODS if _method(owner, name) is not None]
+    names = [name for name in comparisons.METHODS if _method(owner, name) is not None]
     for name in names:
         method = _method(owner, name)
         called = () if method is None else source.names_of(method.__code__)
@@ -105,7 +105,7 @@ def check(owner: type, module: Any) -> None:
     if not methods:
         raise PatchError(_unproved(owner))
     for inner in (innermost(vars(owner)[name]) for name in methods):
-        for each in decisions.of(inner).decisions:
+        for each in comparisons.of(inner).decisions:
             place = f"{inner.__code__.co_filename}:{each.node.lineno}"
             names = each.number.generator.split(".") if each.number is not None and each.number.generator else []
             if names and not is_numpy_generator(held(module, names)):
@@ -148,17 +148,17 @@ _RATES_BY_NAME = ("layerdrop", "layer_drop", "stochastic_depth")
 
 def _unproved(level: type) -> str:
     """Return why nothing is known of a method that draws, and asks for such a rate; empty where there is none."""
-    for inner in [innermost(vars(level)[name]) for name in decisions.METHODS if name in vars(level)]:
+    for inner in [innermost(vars(level)[name]) for name in comparisons.METHODS if name in vars(level)]:
         if not isinstance(inner, FunctionType) or not numbers.may_draw(inner):
             continue
         if any(map(_names_a_rate, source.names_of(inner.__code__))):
             try:
-                tests = loops.tests(decisions.of(inner).scope)
+                tests = loops.tests(comparisons.of(inner).scope)
             except PatchError as error:
                 return str(error)
             for test, parts in tests:
                 if any(isinstance(part, ast.Attribute) and _names_a_rate(part.attr) for part in parts):
-                    return f"{decisions.NOT_UNIFORM} ({inner.__code__.co_filename}:{test.lineno})"
+                    return f"{comparisons.NOT_UNIFORM} ({inner.__code__.co_filename}:{test.lineno})"
     return ""
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Callable, Tuple
 
 from ddpfix import log
-from ddpfix.layerdrop import cover, decisions, drawing
+from ddpfix.layerdrop import comparisons, cover, drawing
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.user_code import full_name, module_of
@@ -45,7 +45,7 @@ def put(site: Site, owner: type, change: Change) -> None:
     """Change a class whose method draws, once; PatchError where it does not draw."""
     if not drawing.drawing_methods(owner):
         raise PatchError(
-            f"{owner.__qualname__} does not draw for layers: none of {', '.join(decisions.METHODS)} compares a draw"
+            f"{owner.__qualname__} does not draw for layers: none of {', '.join(comparisons.METHODS)} compares a draw"
         )
     if owner not in cover.COVERED:
         change(site, owner, True)

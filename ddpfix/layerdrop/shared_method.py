@@ -7,11 +7,10 @@ import inspect
 from types import FunctionType
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
-from ddpfix.layerdrop import call as calls
-from ddpfix.layerdrop import code_copy, decisions
-from ddpfix.layerdrop.call import EXTENSIONS, Call
+from ddpfix.layerdrop import code_copy, comparisons, shared_skips
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.drawing import applies
+from ddpfix.layerdrop.shared_skips import EXTENSIONS, Call
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import PatchError
 
@@ -29,12 +28,12 @@ class Skipping:
         self,
         method: str,
         rate: Callable[[Any], float],
-        decided: Sequence[decisions.Decision] = (),
+        decided: Sequence[comparisons.Decision] = (),
         examined: bool = False,
     ) -> None:
         self.method, self.rate, self.decisions, self.examined = method, rate, decided, examined
         # Whether it never skips (DDPFIX_LAYERDROP=off), and where its first rate is.
-        self.never, self.path = False, next(iter(decisions.paths(decided)), ())
+        self.never, self.path = False, next(iter(comparisons.paths(decided)), ())
         # Other methods of the class that draw, and what ranks cannot share of all of them.
         self.others: Sequence[Skipping] = ()
         self.refused: List[str] = []
@@ -54,15 +53,15 @@ class Covered(Skipping):
     def __init__(self, owner: type, method: str, checks: Tuple[str, ...] = (), examined: bool = True) -> None:
         function = vars(owner)[method]
         inner = innermost(function)
-        found = decisions.of(inner).decisions
+        found = comparisons.of(inner).decisions
         refused = [(each.refusal, each.node.lineno) for each in found if each.refusal]
         reasons = [f"{why} ({inner.__code__.co_filename}:{line})" for why, line in refused]
         shared = code_copy.chosen(found, examined)
         if not shared:
             raise PatchError(reasons[0] if reasons else f"{method} draws for a part of it")
-        super().__init__(method, decisions.reader(shared), shared, examined)
+        super().__init__(method, comparisons.reader(shared), shared, examined)
         self.refused = reasons
-        self.path = next(iter(decisions.paths(found)), ())
+        self.path = next(iter(comparisons.paths(found)), ())
         self.choose: Callable[..., Optional[Call]] = lambda module, args, kwargs: None
         self.generates = inspect.isgeneratorfunction(inner)
         copied = code_copy.scheduled(inner, checks, examined)
@@ -73,7 +72,7 @@ class Covered(Skipping):
         """Return the copy with the extensions of patches around it."""
 
         def extended(module: Any, *args: Any, **kwargs: Any) -> Any:
-            call = calls.CURRENT.get()
+            call = shared_skips.CURRENT.get()
             begun = [(each, each.begins(module)) for each in EXTENSIONS] if EXTENSIONS else ()
             result = copied(module, *args, **kwargs)
             for each, state in begun:
@@ -83,7 +82,7 @@ class Covered(Skipping):
 
         @functools.wraps(copied)
         def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-            current = calls.CURRENT.get()
+            current = shared_skips.CURRENT.get()
             if current is not None and current.method == self.method and current.module is module:
                 return extended(module, *args, **kwargs)
             # A decorator runs it again (activation checkpointing): it finds its call by itself.
@@ -99,24 +98,24 @@ class Covered(Skipping):
             return function(module, *args, **kwargs)
         if self.generates:
             return self._one_by_one(function(module, *args, **kwargs), call)
-        token = calls.CURRENT.set(call)
+        token = shared_skips.CURRENT.set(call)
         try:
             return function(module, *args, **kwargs)
         finally:
-            calls.CURRENT.reset(token)
+            shared_skips.CURRENT.reset(token)
             call.ended()
 
     def _one_by_one(self, made: Iterator[Any], call: Call) -> Iterator[Any]:
         """Yield the values of a generator; between two of its steps, its call is not the current one."""
         try:
             while True:
-                token = calls.CURRENT.set(call)
+                token = shared_skips.CURRENT.set(call)
                 try:
                     value = next(made)
                 except StopIteration:
                     return
                 finally:
-                    calls.CURRENT.reset(token)
+                    shared_skips.CURRENT.reset(token)
                 yield value
         finally:
             call.ended()

@@ -9,7 +9,7 @@ import contextlib
 import os
 
 from ddpfix import log
-from ddpfix.exchange import records
+from ddpfix.exchange import failure_records
 from ddpfix.exchange.keys import default_store
 from ddpfix.monitor import last_words
 from ddpfix.patching import tracebacks
@@ -27,7 +27,7 @@ def announce(error: BaseException) -> None:
     for _ in range(2):
         # The death of a data-loader worker is raised by a signal: in the midst of this, perhaps.
         with contextlib.suppress(Exception):
-            records.claim(found)
+            failure_records.claim(found)
             return
 
 

@@ -17,7 +17,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ddpfix import log
-from ddpfix.exchange.records import HangReport, Present
+from ddpfix.exchange.failure_records import HangReport, Present
 from ddpfix.groups import calls, internals, timeouts
 from ddpfix.monitor import error_file, processes
 from ddpfix.monitor.position import Tracker

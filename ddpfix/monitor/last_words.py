@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.exchange.records import PeerFailedError
+from ddpfix.exchange.failure_records import PeerFailedError
 from ddpfix.groups import calls
 from ddpfix.patching import tracebacks
 from ddpfix.rules import endings

@@ -11,7 +11,7 @@ import os
 import signal
 from typing import List, Optional
 
-from ddpfix.exchange.records import Present, space
+from ddpfix.exchange.failure_records import Present, space
 from ddpfix.system import System
 
 GONE, STOPPED, TRACED, DISK = "Z", "T", "t", "D"

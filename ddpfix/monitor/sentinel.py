@@ -14,9 +14,9 @@ import sys
 from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from ddpfix import log
-from ddpfix.exchange import notices
+from ddpfix.exchange import proposals
 from ddpfix.exchange.connection import StoreLostError
-from ddpfix.exchange.records import Present
+from ddpfix.exchange.failure_records import Present
 from ddpfix.monitor import error_file, last_words, processes
 from ddpfix.monitor.watch import Rank, Watch
 from ddpfix.rules import endings
@@ -47,7 +47,7 @@ class Sentinel(Watch):
     def __init__(self, store: Any, here: Rank) -> None:
         super().__init__(store, here)
         self._rank, self._step = here.number, here.step
-        self._notices = notices.Reader(self._pause())
+        self._proposals = proposals.Reader(self._pause())
         self._is_lost = False
         self._cause: Optional[Finding] = None
         # What was printed last.
@@ -66,13 +66,13 @@ class Sentinel(Watch):
             if not self._is_lost:
                 self._records.beat(self._step())
                 self._read_cause()
-                self._notices.look(self._connection.store())
+                self._proposals.look(self._connection.store())
         except Exception as error:
             log.debug(f"the store does not answer: {error!r}")
             self._is_lost = True
 
     def _leave(self) -> None:
-        self._notices.end()
+        self._proposals.end()
         if self._how == UNDONE:
             self._records.leave(End(self._rank, UNDONE))
         elif self._how == LEFT:

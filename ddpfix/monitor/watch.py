@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from ddpfix.background import Background
 from ddpfix.exchange.connection import Connection
-from ddpfix.exchange.records import Records
+from ddpfix.exchange.failure_records import Records
 from ddpfix.rules.facts import ENDED, UNDONE, Called, End, TrainingProgress
 
 # Seconds between two looks, and how many looks a second the store has to answer at most.

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, List, Optional, Sequence
 
 from ddpfix import log
-from ddpfix.exchange import records, roll_call
+from ddpfix.exchange import failure_records, roll_call
 from ddpfix.exchange.keys import count, default_store
 from ddpfix.groups import internals
 from ddpfix.system import System
@@ -106,10 +106,10 @@ class PendingSum:
         try:
             self._work.wait()
         except RuntimeError as error:
-            cause = records.cause()
+            cause = failure_records.cause()
             if cause is None:
                 raise
-            raise records.PeerFailedError(cause) from error
+            raise failure_records.PeerFailedError(cause) from error
         sums: List[int] = self._numbers.tolist()
         return sums
 
@@ -122,7 +122,7 @@ def gathered(numbers: Sequence[int], device: Any = "cpu", group: Any = None) -> 
         device: where the group takes its tensors, if its backend is not gloo.
 
     Raises:
-        RuntimeError: a rank has ended; :class:`~ddpfix.exchange.records.PeerFailedError` if
+        RuntimeError: a rank has ended; :class:`~ddpfix.exchange.failure_records.PeerFailedError` if
         it left a cause.
     """
     from torch import distributed

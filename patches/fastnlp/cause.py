@@ -20,7 +20,7 @@ from typing import Any, Callable, List, Optional
 
 from ddpfix import log
 from ddpfix.background import answer
-from ddpfix.exchange import records
+from ddpfix.exchange import failure_records
 from ddpfix.monitor import error_file, last_words
 from ddpfix.patching import temporary
 from ddpfix.patching.checks import needs_names
@@ -52,7 +52,7 @@ def _say(driver: Any, error: BaseException) -> None:
     rank = driver.global_rank
     is_victim = last_words.follows(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-    if not is_victim and _asked(lambda: records.claim(last_words.finding(rank, None, error)), True):
+    if not is_victim and _asked(lambda: failure_records.claim(last_words.finding(rank, None, error)), True):
         _print(driver, f"\nddpfix: rank {rank} failed first and ends the other ranks. The cause:\n{text}\n")
         if error_file.write(error):
             # The others, which this rank ends now, are not to be taken for the first.
@@ -67,7 +67,7 @@ def _say(driver: Any, error: BaseException) -> None:
 def _wait_for_the_first(pids: List[int]) -> None:
     wait = Wait()
     while wait.seconds() < _PATIENCE:
-        if _asked(records.cause, None) or not all(map(_is_there, pids)):
+        if _asked(failure_records.cause, None) or not all(map(_is_there, pids)):
             # It may be about to end this rank; if it cannot, this one goes on by itself.
             System.pause(1)
             return

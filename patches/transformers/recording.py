@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpfix.layerdrop.call import EXTENSIONS, Call, Extension, layer_count
+from ddpfix.layerdrop.shared_skips import EXTENSIONS, Call, Extension, layer_count
 from ddpfix.patching.site import Site
 
 KEY = "hidden_states"

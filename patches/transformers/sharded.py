@@ -16,7 +16,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ddpfix.layerdrop.call import EXTENSIONS, Extension
+from ddpfix.layerdrop.shared_skips import EXTENSIONS, Extension
 from ddpfix.patching.site import PatchError, Site
 
 from ..common.layerdrop import FSDP_CHECK

@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.exchange import records
+from ddpfix.exchange import failure_records
 from ddpfix.monitor import error_file
 from ddpfix.patching import temporary
 from ddpfix.uneven import async_sum
@@ -91,7 +91,7 @@ class Epoch(AgreedEpoch):
         if self.error is not None:
             raise self.error
         otherwise = "the data loader of another rank failed, see that rank's own message"
-        raise records.PeerFailedError(records.cause(), otherwise)
+        raise failure_records.PeerFailedError(failure_records.cause(), otherwise)
 
     def _lend(self) -> None:
         """A rank that has no batch at all gets one of another rank, as its filler."""

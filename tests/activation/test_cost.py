@@ -9,7 +9,7 @@ from tests.activation.support import ROOT, Finished, Place
 
 # The module __future__ is seven lines long, and comes with every "from __future__ import annotations".
 MODULES = "import sys, __future__; print(*sorted(sys.modules))"
-ARMED = {"ddpfix", "ddpfix._boot", "ddpfix._env", "ddpfix.import_hook"}
+ARMED = {"ddpfix", "ddpfix._boot", "ddpfix._switch", "ddpfix.import_hook"}
 WORK = "import json, random, argparse, threading\n"
 
 

@@ -45,14 +45,14 @@ def test_the_import_switches_on_where_nothing_is_installed(unpatched: Place) -> 
     assert look(unpatched.run("-c", AUTO + PROBE, PYTHONPATH=str(ROOT)))["active"]
 
 
-LOADED = ("ddpfix", "ddpfix._boot", "ddpfix._env")
+LOADED = ("ddpfix", "ddpfix._boot", "ddpfix._switch")
 # The words, DDPFIX, and what of ours is loaded all the same.
 OFF: List[Tuple[Sequence[str], Optional[str], Sequence[str]]] = [
     *((["-c", PROBE], value, ()) for value in (None, "", "0")),
     *((["-c", PROBE], value, LOADED) for value in ("false", "No", "off", " 0 ", " ")),
     # Isolated interpreters.
     *(([flag, "-c", PROBE], "1", ()) for flag in ("-I", "-E", "-S", "-ES")),
-    (["-c", AUTO + PROBE], "0", ("ddpfix", "ddpfix._env", "ddpfix.auto")),
+    (["-c", AUTO + PROBE], "0", ("ddpfix", "ddpfix._switch", "ddpfix.auto")),
 ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ddpfix import _env
+from ddpfix import _switch
 from ddpfix.cli import observe, run
 from ddpfix.cli.doctor import screen
 from ddpfix.matrix import detect, loader
@@ -82,6 +82,6 @@ def test_texts_of_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_line_of_ours(capfd: pytest.CaptureFixture[str]) -> None:
-    _env.say(f"a\nb{TRICK}\ud800")
+    _switch.say(f"a\nb{TRICK}\ud800")
     line = capfd.readouterr().err
     assert line.startswith("ddpfix: a b\\x1b]0;title") and line.count("\n") == 1 and not values.commands(line)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from ddpfix.layerdrop import decisions
-from ddpfix.layerdrop.decisions import Decision
+from ddpfix.layerdrop import comparisons
+from ddpfix.layerdrop.comparisons import Decision
 from ddpfix.layerdrop.numbers import Scope
 
 FORWARD = """
@@ -39,7 +39,7 @@ def found(condition: str, before: str = "pass", inside: str = "pass", **names: A
 def of(text: str, outer: Dict[str, Any]) -> List[Decision]:
     tree = ast.parse(text).body[0]
     assert isinstance(tree, ast.FunctionDef)
-    return list(decisions.in_scope(Scope(tree, outer)).decisions)
+    return list(comparisons.in_scope(Scope(tree, outer)).decisions)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def of(text: str, outer: Dict[str, Any]) -> List[Decision]:
 )
 def test_how_often_a_layer_is_skipped(condition: str, rate: float) -> None:
     module = SimpleNamespace(p=0.25, config={"layerdrop": 0.5}, rates=[0.125, 0.375])
-    assert decisions.reader(found(condition))(module) == rate
+    assert comparisons.reader(found(condition))(module) == rate
 
 
 @pytest.mark.parametrize(("then", "is_part"), [("x", False), ("self.part(x)", True)])
@@ -162,10 +162,10 @@ def test_a_function_that_draws_is_read_once_among_thousands_that_do_not() -> Non
             return x
 
     drawing: Any = Encoder.forward
-    first = decisions.of(drawing)
+    first = comparisons.of(drawing)
     assert first.decisions
     for number in range(600):
         names: Dict[str, Any] = {}
         exec(f"def forward(self, x): return x + {number}", names)
-        assert not decisions.of(names["forward"]).decisions
-    assert decisions.of(drawing) is first
+        assert not comparisons.of(names["forward"]).decisions
+    assert comparisons.of(drawing) is first

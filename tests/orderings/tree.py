@@ -259,7 +259,7 @@ class World:
             yield from expect(f"the copy in {copy.__name__}", copy.__dict__["begin"] is now, True)
 
     def _wavlm(self) -> Iterator[str]:
-        from ddpfix.layerdrop import call, cover
+        from ddpfix.layerdrop import cover, shared_skips
 
         encoder = sys.modules[WAVLM].__dict__["WavLMEncoder"]
         original = self.observer.seen[WAVLM, "WavLMEncoder"]["forward"]
@@ -272,14 +272,14 @@ class World:
         found, below = layers(now)
         yield from expect(f"the layers on {name}", len(found), int(self.active))
         yield from expect(f"{name} leads to the original", below is original, True)
-        yield from expect("extensions", len(call.EXTENSIONS), 2 * int(self.opened))
+        yield from expect("extensions", len(shared_skips.EXTENSIONS), 2 * int(self.opened))
 
     def _residue(self) -> Iterator[str]:
         allowed = [f"{HOME}.DistributedDataParallel.__init__"] if self.chain else []
         yield from expect("what is not the original", list(self.observer.changed()), allowed)
         for module, name in (
             ("layerdrop.cover", "COVERED"),
-            ("layerdrop.call", "EXTENSIONS"),
+            ("layerdrop.shared_skips", "EXTENSIONS"),
             ("models.wrap_hooks", "HOOKS"),
             ("patching.layers", "CHANGES"),
         ):

@@ -29,7 +29,7 @@ def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
     found = names(wheel)
     sources = [path for path in (ROOT / "patches").rglob("*.py") if "__pycache__" not in path.parts]
     assert {f"ddpfix/patches/{path.relative_to(ROOT / 'patches').as_posix()}" for path in sources} <= set(found)
-    wanted = {"compat_matrix.json", "py.typed", "_boot.py", "_env.py", "matrix/loader.py", "_site/sitecustomize.py"}
+    wanted = {"compat_matrix.json", "py.typed", "_boot.py", "_switch.py", "matrix/loader.py", "_site/sitecustomize.py"}
     assert {"ddpfix.pth", *(f"ddpfix/{name}" for name in wanted)} <= set(found)
     assert not {"ddpfix/patches.py", "ddpfix/ddpfix.pth"} & set(found)
     assert not [name for name in found if "compiling" in name or name.endswith(".yaml")]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from ddpfix import user_code
 from ddpfix.exchange import connection
-from ddpfix.exchange.records import PeerFailedError, Records
+from ddpfix.exchange.failure_records import PeerFailedError, Records
 from ddpfix.monitor import error_file, last_words, processes
 from ddpfix.rules import endings
 from ddpfix.rules.facts import FAILED, UNDONE, Called, End

@@ -13,7 +13,7 @@ from typing import Callable, List, Optional
 
 from packaging.version import Version
 
-from ddpfix import _env
+from ddpfix import _switch
 from ddpfix.matrix import detect, loader
 from ddpfix.matrix.model import Matrix
 from tests.releases import backtest, hashes
@@ -33,7 +33,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         try:
             return (_hashes if options.command == "hashes" else _backtest)(loader.load(), registry, options)
         except ReleaseError as error:
-            _env.say(str(error))
+            _switch.say(str(error))
             return 2
 
 

@@ -7,7 +7,7 @@ from typing import Any, Callable, List
 
 def decided(taken: List[bool], patch: Callable[[Any, str, Any], Any] = setattr) -> List[bool]:
     """Add each decision from here on to a list, in order: whether a layer, or a branch of one, is skipped."""
-    from ddpfix.layerdrop.call import Call
+    from ddpfix.layerdrop.shared_skips import Call
 
     decide = Call.decide
 

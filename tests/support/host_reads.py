@@ -24,7 +24,7 @@ _METHODS = (
 _FUNCTIONS = ("equal", "allclose", "is_nonzero", "nonzero", "masked_select", "unique")
 # Values that are on the CPU in a job on a GPU as well.
 ON_THE_HOST = {
-    "ddpfix.layerdrop.call": "the comparison of a number that the model has drawn there, which it reads itself",
+    "ddpfix.layerdrop.shared_skips": "the comparison of a number that the model has drawn there, which it reads itself",
     "ddpfix.layerdrop.recompute": "the state of the generator",
 }
 # What stands between the line that asks and this file.

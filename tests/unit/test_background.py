@@ -11,7 +11,7 @@ from typing import Any, Dict
 
 import pytest
 
-from ddpfix import _env, background, engine, import_hook, log, user_code
+from ddpfix import _switch, background, engine, import_hook, log, user_code
 from ddpfix.patching import attribution
 
 
@@ -41,7 +41,7 @@ def test_a_second_copy_does_nothing_and_says_so(
 
     Finder.__module__, Finder.__qualname__ = import_hook.Finder.__module__, import_hook.Finder.__qualname__
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    monkeypatch.setattr(_env, "_reported", [])
+    monkeypatch.setattr(_switch, "_reported", [])
     monkeypatch.setattr(engine, "_engine", None)
     before = list(sys.meta_path)
     for _ in range(2):

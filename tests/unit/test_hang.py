@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import distributed
 
-from ddpfix.exchange import records
+from ddpfix.exchange import failure_records
 from ddpfix.groups import calls, internals, timeouts
 from ddpfix.matrix import loader
 from ddpfix.monitor import hang as monitor
@@ -166,7 +166,7 @@ def test_what_waits_for_something_else_is_told_as_before(
     assert standing(monkeypatch, line, below, on_device=True, stands=True).phase == phase
 
 
-def becomes(who: records.Present, state: str) -> bool:
+def becomes(who: failure_records.Present, state: str) -> bool:
     """Whether a process soon has a state."""
     end = time.monotonic() + 30
     while processes.state_of(who) != state and time.monotonic() < end:
@@ -178,7 +178,7 @@ def becomes(who: records.Present, state: str) -> bool:
 def test_a_process_that_is_stopped_or_gone_is_told_by_the_system() -> None:
     code = "import time; print('sleeps', flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    who = records.here()._replace(pid=child.pid)
+    who = failure_records.here()._replace(pid=child.pid)
     try:
         assert child.stdout is not None and child.stdout.readline() == b"sleeps\n"
         assert processes.in_words(processes.lasting(child.pid)) == ""

@@ -18,7 +18,7 @@ _REGISTERED = "one list of hooks for one place; Site.register puts in, and undo 
 OF_ACTIVATION: Dict[str, str] = {
     "ddpfix.engine._engine": "the activation itself",
     "ddpfix.import_hook._finder": "the hook in sys.meta_path, which has to be one",
-    "ddpfix.layerdrop.call.EXTENSIONS": _REGISTERED,
+    "ddpfix.layerdrop.shared_skips.EXTENSIONS": _REGISTERED,
     "ddpfix.layerdrop.cover.COVERED": "the record of each class that is covered, found by a module's class",
     "ddpfix.layerdrop.training.TRAINED": "seeds and calls, for autograd and a public function, which know no site",
     "ddpfix.log.NOTED": "lines, notes and listeners of the log, which knows no site",
@@ -32,11 +32,11 @@ OF_ACTIVATION: Dict[str, str] = {
 }
 # They outlive an activation, and the next one may see them.
 OF_PROCESS: Dict[str, str] = {
-    "ddpfix._env._reported": "a wrong value of DDPFIX is told once a process, before there is an activation",
+    "ddpfix._switch._reported": "a wrong value of DDPFIX is told once a process, before there is an activation",
     "ddpfix.patches.torch.internals.autograd.ENGINE": "what runs in the process's autograd, which is one",
     "ddpfix.patches.transformers.intent.GIVEN": "what the user gave a handler of accelerate's, while it lives",
     "ddpfix.uneven.async_sum._GROUPS": "groups live as long as the default one, and cannot be destroyed alone",
-    "ddpfix.exchange.notices._READERS": "the thread of this rank that reads what other ranks ask",
+    "ddpfix.exchange.proposals._READERS": "the thread of this rank that reads what other ranks ask",
     "ddpfix.exchange.keys._SESSIONS": "counts of keys in the group's store, which keeps them for its own length",
 }
 

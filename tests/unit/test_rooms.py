@@ -11,7 +11,7 @@ from tests.support.rooms import FILES, IMPORTS, ROOT, floor, imported, inner, ou
 
 # The rooms of the engine, and which others each may import. What stands alone in ddpfix/ is a room of its own.
 MAY_KNOW: Dict[str, Set[str]] = {
-    "_env": set(),
+    "_switch": set(),
     "import_hook": set(),
     "modules": {"import_hook"},
     "system": set(),
@@ -31,11 +31,11 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "layerdrop": {"exchange", "groups", "log", "models", "patching", "user_code"},
     "probing": {"devices", "layerdrop", "log", "models", "rules"},
     "waiting": {"matrix"},
-    "engine": {"_env", "import_hook", "log", "matrix", "modules", "patching", "state", "waiting"},
-    "_boot": {"_env", "import_hook", "engine"},
-    "auto": {"_env", "engine"},
+    "engine": {"_switch", "import_hook", "log", "matrix", "modules", "patching", "state", "waiting"},
+    "_boot": {"_switch", "import_hook", "engine"},
+    "auto": {"_switch", "engine"},
     "trace": {"background", "log"},
-    "cli": {"_env", "matrix", "monitor", "probing", "rules", "state", "trace"},
+    "cli": {"_switch", "matrix", "monitor", "probing", "rules", "state", "trace"},
     "__main__": {"cli"},
     # The public names of the package; nothing is imported before one of them is used.
     "__init__": {"engine", "exchange", "layerdrop", "matrix", "models", "probing"},

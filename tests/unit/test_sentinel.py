@@ -12,7 +12,7 @@ import pytest
 from torch import distributed
 
 from ddpfix import log
-from ddpfix.exchange import records
+from ddpfix.exchange import failure_records
 from ddpfix.monitor import last_words, sentinel
 from ddpfix.monitor.sentinel import Sentinel
 from ddpfix.monitor.watch import Rank
@@ -117,14 +117,14 @@ def test_a_rank_that_goes_on_without_its_group_or_ddpfix(store: Any, said: List[
     assert text == (told if how == facts.LEFT else f"rank 0 failed in step 3: RuntimeError: {GONE}")
 
 
-@pytest.mark.skipif(not records.space(), reason="only Linux tells what processes have in common")
+@pytest.mark.skipif(not failure_records.space(), reason="only Linux tells what processes have in common")
 @pytest.mark.parametrize(("is_here", "beats"), [(True, 1), (False, 1), (False, -1)])
 def test_a_rank_without_a_last_word(store: Any, said: List[Line], is_here: bool, beats: int) -> None:
     """One that has given no sign of life is not silent."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     killed = rank(store, 1)
-    space = records.space() if is_here else "another machine"
+    space = failure_records.space() if is_here else "another machine"
     killed._records._own = killed._records._own._replace(pid=child.pid, host="node", space=space, beat=beats)
     killed._records.beat(2)
     rank(store, 0, GONE)._leave()

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ddpfix import __version__, _env
+from ddpfix import __version__, _switch
 from ddpfix.cli import run
 from ddpfix.cli.demo.job import RANKS, SCRIPT, UNFINISHED, Job
 from ddpfix.matrix import loader, settings
@@ -47,7 +47,7 @@ def show(steps: int) -> int:
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if steps < 2 or missing:
         needs = f"{' and '.join(missing)}: pip install 'ddpfix[demo]'"
-        _env.say(
+        _switch.say(
             f"the demo needs {needs if missing else 'two steps: without ddpfix, training fails in the second one'}"
         )
         return 2

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import ddpfix
-from ddpfix import _env
+from ddpfix import _switch
 from ddpfix.cli import plan, run
 from ddpfix.matrix import detect, loader, resolve, settings, untested
 from ddpfix.matrix.model import Matrix
@@ -162,7 +162,7 @@ def activation() -> Section:
     value, switch, findings = os.environ.get("DDPFIX", "").strip(), "not set", []
     if value:
         try:
-            switch = "on" if _env.switch(value) else "off"
+            switch = "on" if _switch.switch(value) else "off"
         except ValueError as refused:
             switch = "not understood"
             findings.append(Problem(BLOCKS, "activation", str(refused), "set DDPFIX=1, or unset it"))

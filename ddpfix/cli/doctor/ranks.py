@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 from rich.console import Group
 from rich.table import Table
 
-from ddpfix import __version__, _env
+from ddpfix import __version__, _switch
 from ddpfix.cli import plan
 from ddpfix.cli.doctor import examination, screen
 from ddpfix.cli.doctor.examination import BLOCKS, WARNING, Problem
@@ -34,14 +34,14 @@ def show(limit: float, backend: Optional[str], as_json: bool) -> int:
     missing = [name for name in _NEEDED if not os.environ.get(name, "").strip()]
     if missing:
         how = "torchrun --nproc_per_node 2 -m ddpfix doctor --ranks"
-        _env.say(f"--ranks needs a launcher ({', '.join(missing)} not set): {how}")
+        _switch.say(f"--ranks needs a launcher ({', '.join(missing)} not set): {how}")
         return 2
     with _own_output():
         report = examination.make()
         try:
             result = _together(report, limit, backend)
         except Exception as error:
-            _env.say(f"rank {os.environ['RANK']}: {examination.error(error)}: {_CURE}")
+            _switch.say(f"rank {os.environ['RANK']}: {examination.error(error)}: {_CURE}")
             return 1
         if result is None:
             return 0

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
-from ddpfix import _env
+from ddpfix import _switch
 
 _NEEDED = "pip install 'ddpfix[report]'"
 
@@ -43,10 +43,10 @@ def show(options: argparse.Namespace) -> int:
     try:
         return _show(options)
     except (TraceError, ReportError) as error:
-        _env.say(str(error))
+        _switch.say(str(error))
         return 2
     except OSError as error:
-        _env.say(f"{error.filename}: {error.strerror or error}")
+        _switch.say(f"{error.filename}: {error.strerror or error}")
         return 2
 
 
@@ -65,7 +65,7 @@ def _show(options: argparse.Namespace) -> int:
         target = options.output or options.folders[-1] / ("report.html" if len(runs) == 1 else "comparison.html")
         target.write_text(page.make(runs, script), encoding="utf-8")
         # With --json - the standard output is for the data.
-        (sys.stderr if options.json == "-" else sys.stdout).write(f"{_env.printable(str(target))}\n")
+        (sys.stderr if options.json == "-" else sys.stdout).write(f"{_switch.printable(str(target))}\n")
     return 0
 
 

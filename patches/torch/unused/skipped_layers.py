@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
-from ddpfix.layerdrop import call, cover, training
+from ddpfix.layerdrop import cover, shared_skips, training
 
 from ..internals.wrapper import inner
 from ..pipeline import ddp
@@ -97,8 +97,8 @@ def _places(module: Any) -> Dict[int, int]:
 
 
 def layers_of(name: str, module: Any) -> List[Tuple[Layer, Any]]:
-    """Return the layers for which a module draws, as skips name them (see :class:`ddpfix.layerdrop.call.Call`)."""
-    layers = call.listed(module)
+    """Return the layers for which a module draws, named as in skips (:class:`ddpfix.layerdrop.shared_skips.Call`)."""
+    layers = shared_skips.listed(module)
     if layers is not None:
         # By index: iterating over a list of layers may make it draw for them (torchaudio, WeNet 3.1).
         return [((name, index), layers[index]) for index in range(len(layers))]

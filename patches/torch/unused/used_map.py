@@ -5,7 +5,7 @@ decay, momentum and Adam's moments do not touch it. DDP knows it by a bitmap, wh
 ranks reduce such a bitmap from the first reduction on of which some rank leaves something out. That rank tells the
 others through the process group's store before it takes part in the reduction; so whoever has ended this reduction can
 find it there, and all ranks begin with the same one. They look for it after their first reductions. Later nobody looks,
-and nothing is added to a step: the rank asks the threads of the others first (:mod:`ddpfix.exchange.notices`).
+and nothing is added to a step: the rank asks the threads of the others first (:mod:`ddpfix.exchange.proposals`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import AbstractSet, Any, Collection, Iterator, List, Optional, Tuple
 import torch
 
 from ddpfix import devices
-from ddpfix.exchange import notices, roll_call
+from ddpfix.exchange import proposals, roll_call
 
 from ..internals import modes, process_groups
 from ..pipeline import ddp
@@ -56,7 +56,7 @@ class UsedMap:
         self._asked = self._told = 0
         if together:
             own = weakref.ref(self)
-            notices.listen(self._topic, lambda number: _listen(own, number))
+            proposals.listen(self._topic, lambda number: _listen(own, number))
 
     @property
     def _group(self) -> Any:
@@ -74,9 +74,9 @@ class UsedMap:
         if self.is_on or not self._topic:
             return
         if number <= _LOOKS:
-            notices.publish(self._topic, number)
+            proposals.publish(self._topic, number)
             self._told = number
-        elif notices.ask(self._topic, number, process_groups.ranks_of(self._group), roll_call.limit_of(self._group)):
+        elif proposals.ask(self._topic, number, process_groups.ranks_of(self._group), roll_call.limit_of(self._group)):
             self._begin()
         else:
             self.end()
@@ -135,7 +135,7 @@ class UsedMap:
             values: List[int] = counts.tolist() if unused or self._is_new else []
         if self._told:
             # All ranks have found it, since the host has the sum of all.
-            notices.forget(self._topic, self._told)
+            proposals.forget(self._topic, self._told)
             self._told = 0
         if self._is_new and not values[-1]:
             self._pause(number)
@@ -144,8 +144,8 @@ class UsedMap:
     def _has_begun(self, number: int) -> bool:
         """Return whether a rank has left something out of this reduction."""
         if number > _LOOKS:
-            return notices.answer(self._topic, self.next)
-        return notices.is_told(self._topic, number)
+            return proposals.answer(self._topic, self.next)
+        return proposals.is_told(self._topic, number)
 
     def _reduce(self, unused: Collection[int], goes_on: bool) -> Any:
         """Return how many ranks have used each parameter, and how many want to go on with exchanges."""
@@ -162,7 +162,7 @@ class UsedMap:
     def end(self) -> None:
         """Exchange nothing any more, on all ranks alike."""
         self.next, self.is_on = NEVER, False
-        notices.listen(self._topic, None)
+        proposals.listen(self._topic, None)
         self._topic = ""
 
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 import torch
 
 from ddpfix.layerdrop import training
-from ddpfix.layerdrop.decisions import Decision
+from ddpfix.layerdrop.comparisons import Decision
 from ddpfix.patching.site import Registry
 
 # The call whose function is running here; comparisons outside of one are the program's own.

@@ -1,9 +1,9 @@
 """A rank asks all ranks of its group to do something from a given place on, while they wait for it in a collective.
 
-The others cannot be in a collective of ddpfix then. A thread of each rank reads the notice and says so; once all have,
-the rank that asks decides, and only then takes part in the collective. So whoever leaves the collective knows of the
-notice and finds the decision in the store, and all ranks act alike. A rank that does not read it in time has it
-decided that nobody acts.
+The others cannot be in a collective of ddpfix then. A thread of each rank reads the proposal and says so; once all
+have, the rank that asks decides, and only then takes part in the collective. So whoever leaves the collective knows of
+the proposal and finds the decision in the store, and all ranks act alike. If a rank does not read it in time, the
+decision is that nobody acts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _READERS: List[Reader] = []
 
 
 class Reader:
-    """Reads the notices of all ranks, in a thread of one rank."""
+    """Reads the proposals of all ranks, in a thread of one rank."""
 
     def __init__(self, period: float) -> None:
         self.period, self._read = period, 0
@@ -44,13 +44,13 @@ class Reader:
 
     def look(self, part: Any) -> None:
         """Read what is new in this part of the store."""
-        while self._read < part.add("notices", 0) and has(part, f"notice/{self._read + 1}"):
+        while self._read < part.add("proposals", 0) and has(part, f"proposal/{self._read + 1}"):
             self._read += 1
-            topic, place = System.loads(part.get(f"notice/{self._read}"))
+            topic, place = System.loads(part.get(f"proposal/{self._read}"))
             listener = self.listeners.get(topic)
             if listener is not None:
                 listener(place)
-                part.add(f"notice/{self._read}/read", 1)
+                part.add(f"proposal/{self._read}/read", 1)
 
     def end(self) -> None:
         if self in _READERS:
@@ -106,17 +106,17 @@ def ask(topic: str, place: int, ranks: Sequence[int], limit: float) -> bool:
     if store is None or not _READERS:
         return False
     part = job(store)
-    number = part.add("notices", 1)
-    put(part, f"notice/{number}", System.json([topic, place]))
+    number = part.add("proposals", 1)
+    put(part, f"proposal/{number}", System.json([topic, place]))
     last, size = min(limit, max(10.0, 3 * _READERS[0].period)), len(ranks)
     all_read = look_until(
-        lambda: part.add(f"notice/{number}/read", 0) >= size, lambda waited: waited > last, pauses(*_PAUSE, size)
+        lambda: part.add(f"proposal/{number}/read", 0) >= size, lambda waited: waited > last, pauses(*_PAUSE, size)
     )
     return decide(part, _answer(topic, place), all_read)
 
 
 def answer(topic: str, place: int) -> bool:
-    """Return what was decided about a notice, after the collective; RuntimeError if nothing was: ranks might differ."""
+    """Return what was decided about a proposal, after the collective; RuntimeError: nothing was, ranks might differ."""
     store = default_store()
     with contextlib.suppress(Exception):
         part, key = job(store), _answer(topic, place)
