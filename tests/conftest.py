@@ -68,7 +68,6 @@ FILES: Dict[str, str] = {
     "activation/test_real_torch": "ranks",
     "demo/test_verdict": "fast",
     "faults/test_injected": "ranks",
-    "late/test_undo": "fast",
     "sharded/test_shards": "fast",
     "gpu/test_sections": "fast",
     "trace/test_single": "fast",

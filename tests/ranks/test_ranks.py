@@ -254,3 +254,33 @@ def test_the_decisions_of_a_first_rank_that_begins_later() -> None:
     """Its first step has the decisions of the others' first one: each rank counts its own forwards."""
     first, second = called("first_rank_later").records("first_rank_later")
     assert first["skipped"][1:] == second["skipped"][:4]
+
+
+# The lines of a diagnosis, of the tool that the program uses.
+LINES = {
+    "trainer_line": ("Trainer", "TrainingArguments(..., ddp_find_unused_parameters=True)"),
+    "accelerate_loop": (
+        "accelerate",
+        "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])",
+    ),
+}
+
+
+@pytest.mark.sampled(inside=False, cells=True)
+@pytest.mark.patches("torch.diagnosis")
+@pytest.mark.parametrize("name", LINES)
+def test_the_line_is_the_tools_own_and_cures(name: str) -> None:
+    tool, expected = LINES[name]
+    off = {"TEST_STOCK": "1", "DDPFIX_UNUSED": "off"}
+    done = served([name], True, off)
+    found = [record["error"] for record in done.records(name) if REDUCTION in record.get("error", "")]
+    # A rank that left nothing out waits for the other one, and finds it gone.
+    assert found, done.output
+    for error in found:
+        assert "encoder.layers." in error and "skips layers at random (layerdrop 0.5)" in error
+        assert f"in {tool}, paste this line" in error
+    line = found[0].rstrip().splitlines()[-1].strip()
+    assert line == expected
+    cured = served([name], True, {**off, "TEST_LINE": line})
+    for record in cured.records(name):
+        assert "error" not in record and record["told"] is True, cured.output

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, List, Tuple
 
@@ -52,22 +53,9 @@ def _put(holder: Any, name: str) -> None:
 
     def run_backward(*args: Any, **options: Any) -> Any:
         # The engine takes the state of torch.func with it to its own threads, which this one cannot.
-        if threading.current_thread().name == _NAME or _in_function_transform():
+        if threading.current_thread().name.startswith(_NAME) or _in_function_transform():
             return stock(*args, **options)
-        results: List[Any] = []
-        raised: List[BaseException] = []
-
-        def run() -> None:
-            try:
-                results.append(stock(*args, **options))
-            except BaseException as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=run, name=_NAME)
-        thread.start()
-        thread.join()
-        if raised:
-            raise raised[0]
-        return results[0]
+        with ThreadPoolExecutor(1, _NAME) as engine:
+            return engine.submit(stock, *args, **options).result()
 
     setattr(holder, name, run_backward)

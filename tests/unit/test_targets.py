@@ -53,3 +53,7 @@ def test_a_target_at_which_nothing_is_done_is_found(sites: Dict[str, Site]) -> N
     function = "torch.distributed.fsdp._fully_shard._fully_shard:fully_shard"
     said = [f"torch.fsdp does nothing at {place}, which the matrix lists" for place in (wrapper, function)]
     assert sorted(undo.differences("torch")) == sorted(said)
+
+
+def test_everything_is_what_it_was_once_undone() -> None:
+    undo.check("torch")

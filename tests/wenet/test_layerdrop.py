@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from tests.wenet import launch, trees
+from tests.wenet import trees
 
 TREES = trees.every(("v2", "v3"), trees.since("v2.2.1"))
 ON = {"layerdrop": "sync"}
@@ -41,14 +41,14 @@ def results(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, L
         plan = {**KINDS[name], "steps": STEPS}
         none = {**plan, "rate": 0.0, **({"branch": 0.0} if "branch" in plan else {})}
         scenarios += [
-            launch.scenario(f"unpatched_{name}", "depth", **plan),
-            launch.scenario(f"ours_{name}", "depth", ON, moved=True, **plan),
-            launch.scenario(f"off_{name}", "depth", {"layerdrop": "off"}, **plan),
-            launch.scenario(f"none_{name}", "depth", **none),
+            trees.scenario(f"unpatched_{name}", "depth", **plan),
+            trees.scenario(f"ours_{name}", "depth", ON, moved=True, **plan),
+            trees.scenario(f"off_{name}", "depth", {"layerdrop": "off"}, **plan),
+            trees.scenario(f"none_{name}", "depth", **none),
         ]
     modules = [f"wenet.{part}" for part in _modules(tree)]
-    scenarios.append(launch.scenario("undone", "undone", arguments=ON, modules=modules))
-    return launch.run(tree, scenarios, folder)
+    scenarios.append(trees.scenario("undone", "undone", arguments=ON, modules=modules))
+    return trees.run(tree, scenarios, folder)
 
 
 def _modules(tree: Path) -> List[str]:

@@ -15,7 +15,7 @@ import pytest
 from ddpfix.patches.wenet import overrides
 
 from ddpfix.patching.site import Site
-from tests.wenet import launch, trees
+from tests.wenet import trees
 
 pytestmark = pytest.mark.patches("wenet.overrides")
 
@@ -176,11 +176,11 @@ INTENDED = {word: word.lower() in ("true", "1", "yes") for word in WORDS if word
 def results(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
     tree: Path = request.param
     scenarios = [
-        launch.scenario("unpatched", "flags", words=WORDS),
-        launch.scenario("ours", "flags", {"overrides": "apply"}, words=WORDS),
-        launch.scenario("off", "flags", {"overrides": "off"}, words=WORDS),
+        trees.scenario("unpatched", "flags", words=WORDS),
+        trees.scenario("ours", "flags", {"overrides": "apply"}, words=WORDS),
+        trees.scenario("off", "flags", {"overrides": "off"}, words=WORDS),
     ]
-    return launch.run(tree, scenarios, tmp_path_factory.mktemp("flags"))
+    return trees.run(tree, scenarios, tmp_path_factory.mktemp("flags"))
 
 
 def test_unpatched_takes_every_word_for_true(results: Dict[str, List[Any]]) -> None:

@@ -10,21 +10,21 @@ from typing import Any, Dict, List
 
 import pytest
 
-from tests.wenet import launch, trees
+from tests.wenet import trees
 
 TREES = trees.every(("v30", "v3"), trees.since("v3.0.0"))
 REDUCTION = "RuntimeError: Expected to have finished reduction in the prior iteration"
 ON = {"unused": "auto"}
 SCENES = [
-    launch.scenario("unpatched", "idle", all_used=False),
-    launch.scenario("unpatched_used", "idle", all_used=True),
-    launch.scenario("by_hand", "idle", all_used=False, by_hand=True),
-    launch.scenario("by_hand_used", "idle", all_used=True, by_hand=True),
-    launch.scenario("ours", "idle", ON, all_used=False),
-    launch.scenario("ours_used", "idle", ON, all_used=True),
-    launch.scenario("off", "idle", {"unused": "off"}, all_used=False),
-    launch.scenario("line", "idle", {"unused": "off"}, all_used=False, checkpointing=False),
-    launch.scenario("undone", "undone", arguments=ON, modules=["wenet.utils.train_utils"]),
+    trees.scenario("unpatched", "idle", all_used=False),
+    trees.scenario("unpatched_used", "idle", all_used=True),
+    trees.scenario("by_hand", "idle", all_used=False, by_hand=True),
+    trees.scenario("by_hand_used", "idle", all_used=True, by_hand=True),
+    trees.scenario("ours", "idle", ON, all_used=False),
+    trees.scenario("ours_used", "idle", ON, all_used=True),
+    trees.scenario("off", "idle", {"unused": "off"}, all_used=False),
+    trees.scenario("line", "idle", {"unused": "off"}, all_used=False, checkpointing=False),
+    trees.scenario("undone", "undone", arguments=ON, modules=["wenet.utils.train_utils"]),
 ]
 
 
@@ -35,7 +35,7 @@ def tree(request: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def results(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Any]]:
-    return launch.run(tree, SCENES, tmp_path_factory.mktemp("unused"))
+    return trees.run(tree, SCENES, tmp_path_factory.mktemp("unused"))
 
 
 def errors(ranks: List[Any]) -> List[Any]:

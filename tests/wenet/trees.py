@@ -1,4 +1,4 @@
-"""Source trees of WeNet: real ones, which a user provides, and stand-ins of our own that are always there.
+"""Source trees of WeNet: real ones, which a user provides, and stand-ins of our own that are always there; their runs.
 
 WeNet is on no registry, so the environment variable TEST_WENET names a folder with one checkout a tag.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
-from tests.support import ranks
+from tests.support import pool, ranks
 
 VARIABLE = "TEST_WENET"
+RANK = Path(__file__).with_name("rank.py")
 # What the marks in the matrix say of each tag.
 VERSIONS = {
     "v1.0.0": "1.0.1",
@@ -85,3 +86,20 @@ def environ(tree: Path, **more: str) -> Dict[str, str]:
     whole = ranks.environment()
     whole["PYTHONPATH"] = os.pathsep.join([str(tree), whole["PYTHONPATH"]])
     return {**whole, **more}
+
+
+def scenario(
+    name: str, function: str, settings: Optional[Dict[str, str]] = None, timeout: float = 30, **plan: Any
+) -> Any:
+    """One run of a function of :mod:`tests.wenet.scenarios`; settings are those of ``ddpfix.activate``, if any."""
+    return {"name": name, "function": function, "settings": settings, "timeout": timeout, **plan}
+
+
+def run(tree: Path, scenarios: List[Any], folder: Path) -> Dict[str, List[Any]]:
+    """What the ranks recorded, by scenario; None for a rank that had to be killed."""
+    pool.train(RANK, scenarios, folder, 2, {"TREE": str(tree)})
+    results = {}
+    for one in scenarios:
+        pairs = pool.records(folder, one["name"], 2)
+        results[one["name"]] = [None if record is None else {**record, "log": log} for log, record in pairs]
+    return results

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from tests.support import pool, scenario
-from tests.wenet import launch, uneven_tiny_model
+from tests.wenet import trees, uneven_tiny_model
 
 SIZE = 3
 
@@ -89,7 +89,7 @@ class Outcome:
 
 def train(tree: Path, scenarios: Sequence[Scenario], folder: Path) -> Dict[str, Outcome]:
     """Run scenarios one after the other on a tree's ranks, which stay for the next ones."""
-    pool.train(launch.RANK, [each.plan(folder) for each in scenarios], folder, SIZE, {"TREE": str(tree)})
+    pool.train(trees.RANK, [each.plan(folder) for each in scenarios], folder, SIZE, {"TREE": str(tree)})
     outcomes = {}
     for each in scenarios:
         pairs = pool.records(folder, each.name, each.size)

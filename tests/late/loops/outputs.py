@@ -219,10 +219,6 @@ def backward_with_several_roots(loop: Loop) -> None:
         torch.autograd.backward(roots)
 
 
-# Process groups of the user's own.
-_MESH = "torch.distributed.device_mesh.init_device_mesh"
-
-
 @kind(plain="error", plain_cause=UNFINISHED, three=True, theme="groups")
 def group_of_some(loop: Loop) -> None:
     """The first ranks but one train a model that leaves blocks out, the last rank trains another one alone."""
