@@ -52,8 +52,8 @@ ELSEWHERE: Dict[str, Sequence[str]] = {
     "exitcode  : -9": ["late/test_symptoms::test_a_rank_that_is_killed"],
     "exitcode  : -6": ["ranks/test_apart::test_a_rank_that_a_signal_has_ended_is_called_by_it"],
     "CUDA out of memory": ["late/test_symptoms::test_a_gpu_without_memory"],
-    "FunASR: 'NoneType'": ["funasr/test_named::test_the_name_is_named"],
-    "FunASR: 'str' object": ["funasr/test_named::test_the_file_is_named"],
+    "FunASR: 'NoneType'": ["funasr/test_named::test_what_is_wrong_is_named"],
+    "FunASR: 'str' object": ["funasr/test_named::test_what_is_wrong_is_named"],
     "SpeechBrain: Override": ["speechbrain/test_options_yaml::test_a_key_one_level_down_is_named"],
     "a setting on the command line": [
         "ranks/test_ranks::test_unpatched_a_rate_set_on_the_config_is_ignored",
