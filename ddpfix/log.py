@@ -38,7 +38,7 @@ class Noted:
         heard: lines that listeners get once.
         listeners: called with the level and the text of each line from info on, and of each diagnosis, on every rank,
             whether it is printed or not; and with the finding that it tells, as data. Who listens takes itself out.
-        unlisted: the running threads that threading does not list (ddpfix/background.py): making a record in one of
+        unlisted: the running threads that threading does not list (ddpfix.unlisted_thread): making a record in one of
             them would list it.
         rank: in the last process group that there was when something was to be logged.
     """

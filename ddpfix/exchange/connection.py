@@ -14,9 +14,9 @@ import stat
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpfix.background import Background
 from ddpfix.exchange.keys import job
 from ddpfix.system import System
+from ddpfix.unlisted_thread import Background
 
 # Seconds in which a server takes or refuses a connection; and in which torch's client has made one to a busy server.
 _SLOW, _BUSY = 2.0, 10.0

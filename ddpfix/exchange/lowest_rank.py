@@ -14,9 +14,9 @@ import weakref
 from typing import Any, List
 
 from ddpfix import log
-from ddpfix.background import Background
 from ddpfix.exchange.keys import be_lowest, default_store, keys
 from ddpfix.system import System
+from ddpfix.unlisted_thread import Background
 
 # Seconds for which a lower rank may still come.
 _WAIT = 3.0

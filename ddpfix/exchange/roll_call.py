@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 from typing import Any, NamedTuple, Optional, Sequence
 
-from ddpfix.background import answer
 from ddpfix.exchange.keys import (
     count,
     decide,
@@ -29,6 +28,7 @@ from ddpfix.exchange.keys import (
     pauses,
 )
 from ddpfix.groups import timeouts
+from ddpfix.unlisted_thread import answer
 
 # Seconds between two looks at the store: short at first, because ranks mostly come together.
 _PAUSE = (0.0002, 0.05)

@@ -13,10 +13,10 @@ import threading
 from types import FrameType
 from typing import Any, Callable, NamedTuple, Optional
 
-from ddpfix.background import Background
 from ddpfix.exchange.connection import Connection
 from ddpfix.exchange.failure_records import Records
 from ddpfix.rules.facts import ENDED, UNDONE, Called, End, TrainingProgress
+from ddpfix.unlisted_thread import Background
 
 # Seconds between two looks, and how many looks a second the store has to answer at most.
 PERIOD, LOOKS = 2.0, 200

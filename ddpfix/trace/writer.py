@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Deque, Dict, List, Optional, Sequence
 
 from ddpfix import log
-from ddpfix.background import Background
 from ddpfix.trace import schema
+from ddpfix.unlisted_thread import Background
 
 Row = Dict[str, Any]
 # Seconds between two writes of the thread.

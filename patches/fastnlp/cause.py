@@ -19,13 +19,13 @@ from types import ModuleType
 from typing import Any, Callable, List, Optional
 
 from ddpfix import log
-from ddpfix.background import answer
 from ddpfix.exchange import failure_records
 from ddpfix.monitor import error_file, last_words
 from ddpfix.patching import temporary
 from ddpfix.patching.checks import needs_names
 from ddpfix.patching.site import Site
 from ddpfix.system import System, Wait
+from ddpfix.unlisted_thread import answer
 
 # Seconds: for the first rank to say what it has to say, and for an answer of the store, which may have gone.
 _PATIENCE = 5.0

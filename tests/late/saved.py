@@ -123,7 +123,7 @@ STUBBED = (
 def cuda_calls(record: Record, asks: bool = False) -> None:
     """Where torch.cuda is a stub that seems to be in use; with ``asks`` a thread of ddpfix's kind calls it, too."""
     from ddpfix import log
-    from ddpfix.background import Background
+    from ddpfix.unlisted_thread import Background
 
     calls: Dict[str, Set[str]] = {"ours": set(), "programs": set()}
 

@@ -97,7 +97,7 @@ def test_where_it_is_off_nothing_of_it_is_imported_and_undo_is_whole(folder: Pat
     for rank in (0, 1):
         off, on = noted(folder, rank, "off"), noted(folder, rank, "rows")
         assert off["loaded"] == []
-        # The program's list of threads does not have the one that writes (ddpfix/background.py).
+        # The program's list of threads does not have the one that writes (ddpfix/unlisted_thread.py).
         assert "ddpfix.trace.writer" in on["loaded"] and on["threads"] == off["threads"]
         assert off["problems"] == on["problems"] == []
         whole: Any = json.loads((folder / f"found-{rank}.json").read_text())

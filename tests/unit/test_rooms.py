@@ -16,7 +16,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "modules": {"import_hook"},
     "system": set(),
     "log": {"system"},
-    "background": {"log", "system"},
+    "unlisted_thread": {"log", "system"},
     "devices": set(),
     "user_code": set(),
     "state": set(),
@@ -25,8 +25,8 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "models": {"log", "patching"},
     "rules": set(),
     "groups": {"devices", "rules", "user_code"},
-    "exchange": {"background", "groups", "log", "rules", "system"},
-    "monitor": {"background", "devices", "exchange", "groups", "log", "patching", "rules", "system", "user_code"},
+    "exchange": {"unlisted_thread", "groups", "log", "rules", "system"},
+    "monitor": {"unlisted_thread", "devices", "exchange", "groups", "log", "patching", "rules", "system", "user_code"},
     "uneven": {"exchange", "groups", "log", "patching", "system"},
     "layerdrop": {"exchange", "groups", "log", "models", "patching", "user_code"},
     "probing": {"devices", "layerdrop", "log", "models", "rules"},
@@ -34,7 +34,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "engine": {"_switch", "import_hook", "log", "matrix", "modules", "patching", "state", "waiting"},
     "_boot": {"_switch", "import_hook", "engine"},
     "auto": {"_switch", "engine"},
-    "trace": {"background", "log"},
+    "trace": {"unlisted_thread", "log"},
     "cli": {"_switch", "matrix", "monitor", "probing", "rules", "state", "trace"},
     "__main__": {"cli"},
     # The public names of the package; nothing is imported before one of them is used.
@@ -43,7 +43,7 @@ MAY_KNOW: Dict[str, Set[str]] = {
 }
 # What a patch may use of the engine's rooms.
 FOR_PATCHES = {
-    "background",
+    "unlisted_thread",
     "devices",
     "log",
     "models",

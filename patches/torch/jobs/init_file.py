@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any, ContextManager, Dict, Iterator, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.background import Background
 from ddpfix.patching.site import Site
+from ddpfix.unlisted_thread import Background
 
 from ..pipeline.process_group import Follower, ProcessGroup
 

@@ -22,12 +22,12 @@ import weakref
 from types import ModuleType
 from typing import Any, List, Optional, Tuple
 
-from ddpfix.background import Background
 from ddpfix.exchange import lowest_rank
 from ddpfix.exchange.keys import default_store
 from ddpfix.models.identity import ByIdentity
 from ddpfix.patching.site import Site
 from ddpfix.system import System
+from ddpfix.unlisted_thread import Background
 
 from ..pipeline import ddp, optimizers
 from ..pipeline.optimizers import Steps

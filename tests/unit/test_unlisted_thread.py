@@ -11,7 +11,7 @@ from typing import Any, Dict
 
 import pytest
 
-from ddpfix import _switch, background, engine, import_hook, log, user_code
+from ddpfix import _switch, engine, import_hook, log, unlisted_thread, user_code
 from ddpfix.patching import attribution
 
 
@@ -26,7 +26,7 @@ def test_a_thread_of_ours_is_not_listed(capsys: pytest.CaptureFixture[str], monk
         log.error("a line")
         during.extend(threading.enumerate())
 
-    ours = background.Background(run)
+    ours = unlisted_thread.Background(run)
     ours.join(20)
     assert during == before == threading.enumerate() and not ours.is_alive()
     assert capsys.readouterr().err == "a line\n" and not log.NOTED.unlisted
