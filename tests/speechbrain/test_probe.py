@@ -84,4 +84,4 @@ def test_checkpointing_and_a_call_past_the_wrapper(recipe: Path) -> None:
 @pytest.mark.skipif(release >= Version("1.0.0"), reason="these options are its own")
 def test_settings_of_another_release(recipe: Path) -> None:
     data = probed_recipe(recipe, "--precision=fp16")
-    assert any("--precision=fp16 means --auto_mix_prec in this release" in line for line in data["said"])
+    assert any("precision=fp16 means --auto_mix_prec in this release" in line for line in data["said"])
