@@ -41,9 +41,7 @@ def probe(model: Any, batch: Any, loss_fn: Optional[Callable[[Any, Any], Any]] =
         TypeError, ValueError: an argument is not of these kinds; the message names it.
         RuntimeError: the model could not be observed.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps={steps!r}: expected whole numbers from 1 on")
-    model = _inside(model)
+    model = _checked(model, steps)
     program = Program(steps, lambda *given: None, lambda: None)
     subject = program.observe(model)
     batches = batch if hasattr(type(batch), "__next__") else [batch] * steps
@@ -67,8 +65,10 @@ def probe(model: Any, batch: Any, loss_fn: Optional[Callable[[Any, Any], Any]] =
         return result
 
 
-def _inside(model: Any) -> Any:
-    """Return the module to train; TypeError or ValueError for what cannot be trained."""
+def _checked(model: Any, steps: Any) -> Any:
+    """Return the module to train; TypeError or ValueError for what cannot be trained, or so often."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps={steps!r}: expected whole numbers from 1 on")
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, not a torch.nn.Module")
     found = model.module if isinstance(model, DistributedDataParallel) else model

@@ -17,7 +17,6 @@ from . import trainers
 
 # From 1.0.26 to 1.0.28 ``reset_gpu_cache`` released above this many bytes, intended for a GPU of 80 GB.
 _LIMIT = 70 * 2**30
-_SHARE = 7 / 8
 _IGNORED = (
     "this release of FunASR ignores train_conf.disable_gpu_cache, which emptied the GPU cache after every forward in"
     " 1.0.11 to 1.0.17. Set DDPFIX_CACHE=1 to empty it after every step"
@@ -49,7 +48,7 @@ def release(site: Site, module: ModuleType, owner: Any) -> None:
         device = next(given.model.parameters()).device
         if (every is None and not reset) or not devices.is_accelerator(device):
             return wrapped(*args, **kwargs)
-        limit = min(_LIMIT, _SHARE * (devices.total_memory(device) or _LIMIT / _SHARE))
+        limit = min(_LIMIT, 7 / 8 * (devices.total_memory(device) or float("inf")))
         if reset:
             devices.empty_cache(device)
 

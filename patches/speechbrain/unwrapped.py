@@ -64,11 +64,12 @@ def _statistics(wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
 def _wrapped(seen: Any, shares: bool, wrapped: Any, brain: Any, args: Any, kwargs: Any) -> Any:
     """Compare what DDP leaves out, once for each module: what it has learned since is its own."""
     result = wrapped(*args, **kwargs)
-    wrapped_any = any(isinstance(module, DistributedDataParallel) for module in brain.modules.values())
-    if not brains.is_distributed(brain) or not wrapped_any:
-        # Nothing says that the other ranks are here.
+    if not brains.is_distributed(brain):
         return result
     bare = {name: part for name, part in brain.modules.items() if not isinstance(part, DistributedDataParallel)}
+    if len(bare) == len(brain.modules):
+        # Nothing is under DDP, so nothing says that the other ranks are here.
+        return result
     states = {name: _state(part) for name, part in bare.items() if part not in seen}
     seen.update(bare.values())
     ranks = list(range(distributed.get_world_size()))

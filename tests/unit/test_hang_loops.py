@@ -94,10 +94,8 @@ def test_the_loop_that_one_is_past_and_the_other_in(
 def test_two_ranks_in_the_body_of_one_loop(
     one: str, other: str, both: bool, seen: Dict[str, Tuple[Standing, ...]]
 ) -> None:
-    assert (
-        differences.shared_loop(seen[one], seen[other]) is both
-        and differences.shared_loop(seen[other], seen[one]) is both
-    )
+    ours, theirs = seen[one], seen[other]
+    assert differences.shared_loop(ours, theirs) is differences.shared_loop(theirs, ours) is both
 
 
 def test_no_source_is_no_answer() -> None:
