@@ -79,8 +79,8 @@ def test_parameters_are_bit_for_bit_those_of_the_flag(outcomes: Dict[str, Ranks]
         assert one["steps"] == other["steps"]
         # Which gradients are None decides about weight decay, momentum and Adam's moments.
         assert one["none"] == other["none"]
-        # All ranks know what they skip, and tell each other nothing; of micro-batches each skips other layers.
-        assert (other["exchanges"] == 0) == (plan != "accumulating")
+        # All ranks know what they skip, and tell each other nothing; from 2.4 on each micro-batch skips other layers.
+        assert (other["exchanges"] > 0) == (plan == "accumulating" and Version(torch.__version__) >= Version("2.4"))
     if plan != "zeros":
         assert len(set(expected[0]["none"])) > 3
     # What all ranks know to be unused keeps None.

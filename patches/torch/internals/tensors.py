@@ -14,12 +14,16 @@ from ddpfix.models.internals import version as version
 from . import modes
 
 _SET_VERSION: Any = torch._C._autograd._unsafe_set_version_counter
-_function_mode = modes.any_function_mode
+try:
+    _SET_VERSION((), ())
+    _ARE_SEVERAL = True
+except TypeError:  # Older releases take one tensor. Their error for several prints them, for which the host waits.
+    _ARE_SEVERAL = False
 
 
 def written(parameter: Any) -> Tuple[Any, int]:
     """Return the gradient of a parameter of torch's own class, and how often it was written to in place: -1 if none."""
-    if _function_mode():
+    if modes.any_function_mode():
         with modes.Uncounted():
             gradient = parameter.grad
             return gradient, -1 if gradient is None else gradient._version
@@ -29,11 +33,7 @@ def written(parameter: Any) -> Tuple[Any, int]:
 
 def set_version(tensor: Any, number: int) -> None:
     """Set how often a tensor was written to, so that autograd does not see a write."""
-    try:
-        _SET_VERSION((tensor,), (number,))
-    except TypeError:
-        # Older releases take one tensor.
-        _SET_VERSION(tensor, number)
+    _SET_VERSION(*((tensor,), (number,)) if _ARE_SEVERAL else (tensor, number))
 
 
 class Prehook:
