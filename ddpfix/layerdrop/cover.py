@@ -28,17 +28,8 @@ from ddpfix.user_code import full_name
 COVERED: Dict[type, Skipping] = {}
 
 
-def cover(
-    site: Site,
-    owner: type,
-    choose: Callable[..., Any],
-    checks: Tuple[str, ...] = (),
-    examined: bool = True,
-) -> Covered:
+def cover(site: Site, owner: type, checks: Tuple[str, ...] = (), examined: bool = True) -> Covered:
     """Put the schedule into the methods of ``owner`` that draw (see :func:`drawing_methods`).
-
-    Args:
-        choose: ``choose(module, args, kwargs, method)`` gives the :class:`Call` of a training forward; None: no change.
 
     Raises:
         PatchError: no method has the expected shape; nothing was changed.
@@ -46,11 +37,8 @@ def cover(
     made, refused = _covering(owner, checks, examined)
     for ours in (recompute, training, shared_skips):
         skip_module(ours)
-    if isinstance(choose, FunctionType):
-        # Compiled by itself, it would pass a stream of 64 bits between two graphs: too large for torch up to 2.6.
-        skip_frames(choose)
     for covered in made:
-        covered.choose = choose
+        covered.choose = shared_call
         site.wrap_hot(owner, covered.method, functools.partial(_dispatch, covered))
     return remember(site, owner, made, refused)
 
@@ -165,6 +153,10 @@ def shared_call(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], meth
     base, name, number = step.stream(module)
     recompute.remember(module, args, kwargs, base, step, method)
     return Call(module, base, step.replica, method, step, name, number)
+
+
+# torch.compile has ended with errors of its own in what this calls (2.8), and over a stream of 64 bits (up to 2.6).
+skip_frames(shared_call, and_all_below=True)
 
 
 def _announce(replica: training.Replica) -> None:

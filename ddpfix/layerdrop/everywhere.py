@@ -22,7 +22,7 @@ def share(site: Site, owner: type, examined: bool, checks: Tuple[str, ...] = ())
     if is_off(site):
         cover.never_skip(site, owner)
     else:
-        cover.cover(site, owner, cover.shared_call, checks, examined)
+        cover.cover(site, owner, checks, examined)
 
 
 def is_off(site: Site) -> bool:

@@ -119,3 +119,6 @@ class Covered(Skipping):
                 yield value
         finally:
             call.ended()
+
+
+skip_frames(Covered.answered)

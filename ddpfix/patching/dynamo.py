@@ -6,12 +6,12 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Optional
 
 
-def skip_frames(function: Any) -> None:
-    """Have torch.compile run this function as plain Python and compile what it calls (the layers).
+def skip_frames(function: Any, and_all_below: bool = False) -> None:
+    """Have torch.compile run this function as plain Python, and compile what it calls (the layers) unless told not to.
 
     The decisions change with every step: a graph that had them inside would be compiled anew for each pattern.
     """
-    _skip_code(function.__code__, and_all_below=False)
+    _skip_code(function.__code__, and_all_below)
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = "ddpfix: the layers to skip are chosen anew in every step"
 

@@ -20,7 +20,7 @@ pytestmark = [
 NONE: Optional[Dict[str, str]] = None
 RUNS: List[Tuple[str, Optional[Dict[str, str]]]] = [
     *((name, settings) for name in ("stack", "static", "spare") for settings in (NONE, {})),
-    ("spare_eager", {}),
+    *(("spare_eager", {}), ("layerdrop_flag", NONE)),
     *((f"layerdrop{how}", {"unused": mode}) for how in ("", "_eager") for mode in ("auto", "late")),
 ]
 
@@ -53,3 +53,5 @@ def test_unused_parameters_train_compiled_as_they_do_otherwise(outcomes: Dict[st
 def test_layerdrop_trains_compiled_as_it_does_otherwise(outcomes: Dict[str, Ranks], unused: str) -> None:
     compiled, eager = both(outcomes, f"{unused}-layerdrop"), both(outcomes, f"{unused}-layerdrop_eager")
     assert compiled[0]["steps"] == eager[0]["steps"] and compiled[0]["graphs"] > 0 == eager[0]["graphs"]
+    # Nothing of ddpfix's is compiled.
+    assert all(compiled[0][each] <= both(outcomes, "layerdrop_flag")[0][each] for each in ("frames", "breaks"))

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import List
+from typing import Set
 
 import pytest
 
@@ -23,7 +23,6 @@ import sys
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -31,12 +30,10 @@ class Net(nn.Module):
 
     def forward(self, x, whole):
         return self.left(self.used(x)) if whole else self.used(x)
-
 distributed.init_process_group("gloo")
 rank = distributed.get_rank()
 torch.manual_seed(0)
-flag = {"find_unused_parameters": True} if "flag" in sys.argv else {}
-model = DistributedDataParallel(Net(), **flag)
+model = DistributedDataParallel(Net(), **({"find_unused_parameters": True} if "flag" in sys.argv else {}))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
 for step in range(6):
     optimizer.zero_grad()
@@ -51,7 +48,7 @@ distributed.destroy_process_group()
 @pytest.mark.patches("torch.finalize")
 def test_ranks_exchange_what_a_slow_rank_has_left_out(tmp_path: Path) -> None:
     found = {how: _run(tmp_path / how, how) for how in ("flag", "ddpfix")}
-    assert found["ddpfix"] == found["flag"]
+    assert found["ddpfix"] == found["flag"] and len(found["flag"]) == 1
 
 
 def _tell(folder: Path, port: int) -> None:
@@ -64,7 +61,7 @@ def _tell(folder: Path, port: int) -> None:
         time.sleep(0.05)
 
 
-def _run(folder: Path, how: str) -> List[str]:
+def _run(folder: Path, how: str) -> Set[str]:
     folder.mkdir()
     script = folder / "program.py"
     script.write_text(PROGRAM)
@@ -77,5 +74,5 @@ def _run(folder: Path, how: str) -> List[str]:
     finally:
         (folder / GONE).touch()
     assert [each.code for each in ended] == [0, 0], ended
-    assert ended[0].output == ended[1].output
-    return [each.output for each in ended]
+    # gloo of torch 2.8 prints above it which rank it is.
+    return {each.output.splitlines()[-1] for each in ended}

@@ -121,6 +121,6 @@ class Scripted(nn.Module):
 
 @pytest.mark.patches("transformers.layerdrop")
 def test_names_are_looked_up_where_the_source_is(site: Site) -> None:
-    cover.cover(site, Scripted, cover.shared_call)
+    cover.cover(site, Scripted)
     encoder, x = Scripted().eval(), torch.ones(1, 2)
     assert torch.equal(torch.jit.script(encoder)(x), encoder(x))
