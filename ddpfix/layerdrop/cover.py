@@ -19,8 +19,8 @@ from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.layerdrop.drawing import UNREADABLE, drawing_methods, held
 from ddpfix.layerdrop.shared_method import Covered, Skipping
 from ddpfix.layerdrop.shared_skips import EXTENSIONS, Call
-from ddpfix.models import internals
-from ddpfix.patching.dynamo import skip_frames, skip_module
+from ddpfix.models import identity, internals
+from ddpfix.patching.dynamo import skip_frames, skip_module, uncompiled
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.user_code import full_name
 
@@ -35,10 +35,10 @@ def cover(site: Site, owner: type, checks: Tuple[str, ...] = (), examined: bool 
         PatchError: no method has the expected shape; nothing was changed.
     """
     made, refused = _covering(owner, checks, examined)
-    for ours in (recompute, training, shared_skips):
+    for ours in (identity, recompute, training, shared_skips):
         skip_module(ours)
     for covered in made:
-        covered.choose = shared_call
+        covered.choose = uncompiled(shared_call)
         site.wrap_hot(owner, covered.method, functools.partial(_dispatch, covered))
     return remember(site, owner, made, refused)
 
@@ -155,7 +155,7 @@ def shared_call(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], meth
     return Call(module, base, step.replica, method, step, name, number)
 
 
-# torch.compile has ended with errors of its own in what this calls (2.8), and over a stream of 64 bits (up to 2.6).
+# torch.compile ended with errors of its own in what this calls (2.6, 2.8), and over a stream of 64 bits (up to 2.6).
 skip_frames(shared_call, and_all_below=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 
 def skip_frames(function: Any, and_all_below: bool = False) -> None:
@@ -16,11 +16,33 @@ def skip_frames(function: Any, and_all_below: bool = False) -> None:
     function._torchdynamo_disable_msg = "ddpfix: the layers to skip are chosen anew in every step"
 
 
-def _skip_code(code: CodeType, and_all_below: bool) -> None:
-    """Mark a code object for torch's frame evaluation, without importing torch.compile (seconds) to do it."""
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs a function of a skipped module without torch.compile in releases that would follow its calls."""
+    frames = _frames()
+    if not hasattr(frames, "skip_code"):
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = frames.set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            frames.set_eval_frame(before)
+
+    skip_frames(run)
+    return run
+
+
+def _frames() -> Any:
+    """Return torch's frame evaluation, without importing torch.compile (seconds); None where it has none."""
     from torch import _C
 
-    frames: Any = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
+    return getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
+
+
+def _skip_code(code: CodeType, and_all_below: bool) -> None:
+    """Mark a code object for torch's frame evaluation."""
+    frames = _frames()
     if hasattr(frames, "skip_code"):
         frames.skip_code(code)
     elif hasattr(frames, "set_code_exec_strategy"):

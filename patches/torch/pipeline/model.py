@@ -12,6 +12,7 @@ from ddpfix.exchange import roll_call
 from ddpfix.layerdrop import training
 from ddpfix.models import internals
 from ddpfix.models.identity import ByIdentity
+from ddpfix.patching.dynamo import uncompiled
 
 from ..internals import process_groups
 from ..internals.wrapper import inner, parameters_of
@@ -89,8 +90,8 @@ class Wrapped:
 
     def _arrange(self) -> None:
         attached = [self._attached[place] for place in ORDER if place in self._attached]
-        self.before = tuple(before for before, _, _ in attached if before is not None)
-        self.after = tuple(after for _, after, _ in reversed(attached) if after is not None)
+        self.before = tuple(uncompiled(before) for before, _, _ in attached if before is not None)
+        self.after = tuple(uncompiled(after) for _, after, _ in reversed(attached) if after is not None)
         self.failed = tuple(failed for _, _, failed in reversed(attached) if failed is not None)
 
 
