@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional
 
 
 def skip_frames(function: Any, and_all_below: bool = False) -> None:
-    """Have torch.compile run this function as plain Python, and compile what it calls (the layers) unless told not to.
+    """Have torch.compile run this function as plain Python; it compiles what that calls unless ``and_all_below``.
 
     The decisions change with every step: a graph that had them inside would be compiled anew for each pattern.
     """
@@ -17,7 +17,7 @@ def skip_frames(function: Any, and_all_below: bool = False) -> None:
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what runs a function of a skipped module without torch.compile in releases that would follow its calls."""
+    """Return a function that keeps torch.compile out of what it calls: up to torch 2.6, marking code cannot do that."""
     frames = _frames()
     if not hasattr(frames, "skip_code"):
         return function

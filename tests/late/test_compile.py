@@ -53,5 +53,5 @@ def test_unused_parameters_train_compiled_as_they_do_otherwise(outcomes: Dict[st
 def test_layerdrop_trains_compiled_as_it_does_otherwise(outcomes: Dict[str, Ranks], unused: str) -> None:
     compiled, eager = both(outcomes, f"{unused}-layerdrop"), both(outcomes, f"{unused}-layerdrop_eager")
     assert compiled[0]["steps"] == eager[0]["steps"] and compiled[0]["graphs"] > 0 == eager[0]["graphs"]
-    # What chooses layers is not compiled: it had 70 frames more on 2.13, and 240 on 2.4.
+    # torch.compile does not enter the choice of layers, which took it 70 more frames on torch 2.13 and 240 on 2.4.
     assert all(compiled[0][each] <= both(outcomes, "layerdrop_flag")[0][each] + 8 for each in ("frames", "breaks"))

@@ -16,9 +16,9 @@ from . import modes
 _SET_VERSION: Any = torch._C._autograd._unsafe_set_version_counter
 try:
     _SET_VERSION((), ())
-    _ARE_SEVERAL = True
-except TypeError:  # Older releases take one tensor. Their error for several prints them, for which the host waits.
-    _ARE_SEVERAL = False
+    _TAKES_MANY = True
+except TypeError:  # Older releases take one tensor. Given a tuple, their error prints it, and the host waits for that.
+    _TAKES_MANY = False
 
 
 def written(parameter: Any) -> Tuple[Any, int]:
@@ -33,7 +33,7 @@ def written(parameter: Any) -> Tuple[Any, int]:
 
 def set_version(tensor: Any, number: int) -> None:
     """Set how often a tensor was written to, so that autograd does not see a write."""
-    _SET_VERSION(*((tensor,), (number,)) if _ARE_SEVERAL else (tensor, number))
+    _SET_VERSION(*((tensor,), (number,)) if _TAKES_MANY else (tensor, number))
 
 
 class Prehook:
