@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ddpfix.exchange.rendezvous import AgreementError as AgreementError
     from ddpfix.layerdrop.training import skipped_layers as skipped_layers
     from ddpfix.matrix.model import MatrixError as MatrixError
-    from ddpfix.matrix.settings import SettingsError as SettingsError
     from ddpfix.probing.alone import probe as probe
+    from ddpfix.settings.reading import SettingsError as SettingsError
 
 _MODULES = {
     "activate": "engine",
@@ -25,11 +25,11 @@ _MODULES = {
     "report": "engine",
     "AgreementError": "exchange.rendezvous",
     "MatrixError": "matrix.model",
-    "SettingsError": "matrix.settings",
+    "SettingsError": "settings.reading",
     "probe": "probing.alone",
     "skipped_layers": "layerdrop.training",
 }
-# Removed names, which ddpfix/matrix/gone.py answers: its table is not read for each module that is imported from here.
+# Removed names, which ddpfix/settings/gone.py answers: its table is not read for each module imported from here.
 _GONE: tuple[str, ...] = ("traffic",)
 __all__ = [
     "AgreementError",
@@ -46,7 +46,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     module = _MODULES.get(name)
     if name in _GONE:
-        from ddpfix.matrix.gone import answer
+        from ddpfix.settings.gone import answer
 
         raise AttributeError(answer(f"ddpfix.{name}"))
     if module is None:

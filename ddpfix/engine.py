@@ -14,13 +14,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ddpfix import __version__, _switch, import_hook, log
-from ddpfix.matrix import detect, loader, resolve, settings, untested
+from ddpfix.matrix import detect, loader, resolve, untested
 from ddpfix.matrix.resolve import Decision
 from ddpfix.modules import globals_of, initializing, is_lazy
 from ddpfix.patching import site
 from ddpfix.patching.gate import Gate
 from ddpfix.patching.layers import is_outdated
 from ddpfix.patching.site import Kept, PatchError, Site
+from ddpfix.settings import reading
 from ddpfix.state import State
 from ddpfix.waiting import Armed, Waiting, top
 
@@ -39,7 +40,7 @@ class Engine:
         self.matrix = loader.load()
         # What patches keep in common for as long as this activation lasts.
         self.kept = Kept()
-        self.settings = settings.read(arguments, self.matrix.patches)
+        self.settings = reading.read(arguments, self.matrix.patches)
         # Toolkits that are known by their marks only: they are looked for when one is imported, or a report is made.
         self.unseen = set(self.matrix.marks)
         self.toolkits = detect.installed_versions(self.matrix, later=self.unseen)
@@ -192,7 +193,7 @@ class Engine:
             self.failed[patch] = f"{waiting.target}: {error if isinstance(error, PatchError) else repr(error)}"
             log.warning(
                 f"{patch} could not be applied and {module.__name__} is unchanged: {self.failed[patch]}.{needing}"
-                f" {settings.switch_name(patch)}=0 silences this."
+                f" {reading.switch_name(patch)}=0 silences this."
             )
             return
         if own.changes() > before:

@@ -6,8 +6,9 @@ from rich.text import Text
 
 from ddpfix import _switch
 from ddpfix.cli.plan import new_console, plain
-from ddpfix.matrix import gone, loader, model, settings
-from ddpfix.matrix.settings import near
+from ddpfix.matrix import loader, model
+from ddpfix.settings import gone, reading
+from ddpfix.settings.reading import near
 
 
 def explain(wanted: str) -> int:
@@ -51,10 +52,10 @@ def explain(wanted: str) -> int:
 
 
 def _controls(patch: model.Patch) -> str:
-    switch = f"{settings.switch_name(patch.id)}=0 switches it off, =force applies it to an untested release"
+    switch = f"{reading.switch_name(patch.id)}=0 switches it off, =force applies it to an untested release"
     if not patch.default:
-        switch = f"{settings.switch_name(patch.id)}=1 switches it on (it is off by default)"
+        switch = f"{reading.switch_name(patch.id)}=1 switches it on (it is off by default)"
     if patch.setting is None:
         return switch
-    variable = settings.PREFIX + patch.setting.upper()
+    variable = reading.PREFIX + patch.setting.upper()
     return f"used when {variable} is {' or '.join(patch.when)}; {switch}" if patch.when else f"{variable}; {switch}"

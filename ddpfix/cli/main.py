@@ -8,9 +8,9 @@ from typing import Any, List, Mapping, NoReturn, Optional, Set, Tuple
 
 from ddpfix import __version__, _switch
 from ddpfix.cli.report import command as report
-from ddpfix.matrix import gone
 from ddpfix.matrix.model import MatrixError
-from ddpfix.matrix.settings import PREFIX, SETTINGS, Setting, SettingsError, near
+from ddpfix.settings import gone
+from ddpfix.settings.reading import PREFIX, SETTINGS, Setting, SettingsError, near
 
 _COMMANDS = ("run", "probe", "plan", "explain", "doctor", "demo", "report")
 # What ddpfix requires beside torch (report: numpy), by import name: an installation may lack some.

@@ -18,8 +18,9 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ddpfix import _switch
 from ddpfix.cli import run
-from ddpfix.matrix import loader, settings
+from ddpfix.matrix import loader
 from ddpfix.probing.result import of_program
+from ddpfix.settings import reading
 
 VARIABLE = "_DDPFIX_PROBE"
 # The patches that the command alone switches on end so.
@@ -37,14 +38,14 @@ def observe(rest: List[str], steps: str, as_json: bool, chosen: Mapping[str, str
     """
     # There are digits that make no number, and numbers of thousands of digits.
     if not (steps.isascii() and steps.isdigit() and len(steps) < 10) or not int(steps):
-        raise settings.SettingsError(f"--steps={steps[:40]!r}: expected whole numbers from 1 on")
+        raise reading.SettingsError(f"--steps={steps[:40]!r}: expected whole numbers from 1 on")
     environ = run.environment(chosen)
     if environ["DDPFIX"] == "0":
-        raise settings.SettingsError("DDPFIX=0 switches the probe off, too: unset it")
+        raise reading.SettingsError("DDPFIX=0 switches the probe off, too: unset it")
     # An untested release is observed as well: nothing of it is changed.
     patches = loader.load().patches
-    environ.update({settings.switch_name(name): "force" for name in patches if name.endswith(PATCHES)})
-    settings.read({}, patches, environ)
+    environ.update({reading.switch_name(name): "force" for name in patches if name.endswith(PATCHES)})
+    reading.read({}, patches, environ)
     command = run.words(rest)
     if command[0] == sys.executable:
         _alone(environ)

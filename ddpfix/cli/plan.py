@@ -12,7 +12,8 @@ from rich.text import Text
 
 from ddpfix import __version__
 from ddpfix._switch import printable
-from ddpfix.matrix import detect, loader, model, resolve, settings, untested
+from ddpfix.matrix import detect, loader, model, resolve, untested
+from ddpfix.settings import reading
 from ddpfix.state import State
 
 _STYLES = {
@@ -28,14 +29,14 @@ _STYLES = {
 def make(chosen: Mapping[str, object]) -> Dict[str, Any]:
     """Return the plan as plain data: versions, settings, and one decision a patch with its reason and targets."""
     whole = loader.load()
-    values = settings.read(chosen, whole.patches)
+    values = reading.read(chosen, whole.patches)
     toolkits = detect.installed_versions(whole)
     decisions = resolve.resolve(whole, toolkits, values)
     return {
         "ddpfix": __version__,
         "toolkits": toolkits,
         "settings": {
-            s.name: {"value": values[s.name], "from": values.sources.get(s.name, "default")} for s in settings.SETTINGS
+            s.name: {"value": values[s.name], "from": values.sources.get(s.name, "default")} for s in reading.SETTINGS
         },
         "patches": [as_data(whole, each) for each in decisions],
         "gone": list(values.gone),

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Optional
 
 from ddpfix import _switch
-from ddpfix.matrix import loader, settings
+from ddpfix.matrix import loader
+from ddpfix.settings import reading
 
 
 def become(rest: List[str], chosen: Mapping[str, str]) -> int:
@@ -25,7 +26,7 @@ def become(rest: List[str], chosen: Mapping[str, str]) -> int:
     environ = environment(chosen)
     if environ["DDPFIX"] != "0":
         # As arguments, too: an empty one is refused, while an empty variable counts as not set.
-        settings.read(chosen, loader.load().patches, environ)
+        reading.read(chosen, loader.load().patches, environ)
         if sys.flags.ignore_environment or sys.flags.no_site:
             _switch.say("ddpfix is OFF: Python's options -I, -E and -S keep it from starting")
     _flush()
@@ -127,7 +128,7 @@ def environment(chosen: Mapping[str, str]) -> Dict[str, str]:
         return environ
     environ["DDPFIX"] = "1"
     for name, value in chosen.items():
-        environ[settings.PREFIX + name.upper()] = value
+        environ[reading.PREFIX + name.upper()] = value
     if not start_files():
         folder = str(Path(__file__).parents[1] / "_site")
         # Without an installed ddpfix.pth (a checkout), our sitecustomize does its work and then imports the user's own.

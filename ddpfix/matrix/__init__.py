@@ -1,1 +1,1 @@
-"""What applies here: the compatibility matrix, what is installed, the settings, and the decisions that follow."""
+"""What applies here: the compatibility matrix, what is installed, and the decisions that follow."""

@@ -11,10 +11,10 @@ from typing import Callable, Container, Dict, FrozenSet, Iterable, List, Mapping
 from packaging.version import Version
 
 from ddpfix.matrix.detect import UNRECOGNISED
-from ddpfix.matrix.known_settings import OBSERVING, TRAINING
 from ddpfix.matrix.model import Matrix, Patch, Row
 from ddpfix.matrix.ranges import parsed
-from ddpfix.matrix.settings import Settings, switch_name, wanted
+from ddpfix.settings.known import OBSERVING, TRAINING
+from ddpfix.settings.reading import Settings, switch_name, wanted
 from ddpfix.state import State
 
 # Of a release that was not tested: what the fix relies on is as in one that was.

@@ -9,9 +9,9 @@ from typing import Any, Dict, Iterator, List, MutableMapping, Tuple
 from weakref import WeakKeyDictionary
 
 from ddpfix import log
-from ddpfix.matrix.settings import switch_name
 from ddpfix.patching import temporary
 from ddpfix.patching.site import PatchError, Site
+from ddpfix.settings.reading import switch_name
 
 
 class LeftOut:

@@ -22,9 +22,9 @@ from types import CodeType, ModuleType
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ddpfix import log
-from ddpfix.matrix.settings import near
 from ddpfix.monitor.last_words import explained
 from ddpfix.patching.site import Site
+from ddpfix.settings.reading import near
 
 from . import entry
 from .entry import leaves, plain, section

@@ -25,9 +25,9 @@ from types import MethodType, ModuleType
 from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Tuple
 
 from ddpfix import log
-from ddpfix.matrix.settings import near
 from ddpfix.modules import globals_of
 from ddpfix.patching.site import Site
+from ddpfix.settings.reading import near
 
 from . import device, parser, precision
 from .line import Hooks, Line

@@ -53,7 +53,7 @@ AT_TORCH: Dict[str, Break] = {
     "engine is gone": remove("engine.py"),
     "engine is broken": write("engine.py", "def"),
     "engine exits": write("engine.py", "raise SystemExit(5)"),
-    "settings are broken": write("matrix/settings.py", "raise RuntimeError('two\\nlines')"),
+    "settings are broken": write("settings/reading.py", "raise RuntimeError('two\\nlines')"),
     "the patches are gone": remove("patches"),
     "no matrix": remove(MATRIX),
     "the matrix is a folder": as_folder,

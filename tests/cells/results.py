@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 from packaging.version import Version
 
 from ddpfix.matrix import loader
-from ddpfix.matrix.gone import RENAMED
+from ddpfix.settings.gone import RENAMED
 from tests.cells.table import Cell
 
 FOLDER = Path(__file__).resolve().parent.parent / "results"

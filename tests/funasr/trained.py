@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import ddpfix
 from ddpfix.matrix import loader
-from ddpfix.matrix.settings import switch_name
+from ddpfix.settings.reading import switch_name
 from tests.funasr import launch, recipes
 
 # Ten utterances on two ranks are five micro-batches each (four before 1.0.18, where samplers keep the last one back).

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddpfix.matrix import loader, settings
-from ddpfix.matrix.settings import SETTINGS, SettingsError
+from ddpfix.matrix import loader
+from ddpfix.settings import reading
+from ddpfix.settings.reading import SETTINGS, SettingsError
 from tests.hostile import values
 
 PATCHES = list(loader.load().patches)
-VARIABLES = [setting.variable for setting in SETTINGS] + [settings.switch_name(patch) for patch in PATCHES]
+VARIABLES = [setting.variable for setting in SETTINGS] + [reading.switch_name(patch) for patch in PATCHES]
 
 
-def use(found: settings.Settings) -> None:
+def use(found: reading.Settings) -> None:
     """As the readers of the settings do."""
     for setting in SETTINGS:
         value = found[setting.name]
@@ -33,7 +34,7 @@ def use(found: settings.Settings) -> None:
 
 def read(environ: Any = None, arguments: Any = None, folder: Path = Path()) -> None:
     try:
-        use(settings.read(arguments or {}, PATCHES, environ or {}, folder))
+        use(reading.read(arguments or {}, PATCHES, environ or {}, folder))
     except SettingsError as error:
         # It is one line of a readable length, whatever the value is.
         assert len(str(error)) < 20_000
@@ -43,14 +44,14 @@ def read(environ: Any = None, arguments: Any = None, folder: Path = Path()) -> N
 def test_each_variable_with_each_trick(variable: str) -> None:
     for trick in values.TRICKS:
         read({variable: trick})
-        read(arguments={variable[len(settings.PREFIX) :].lower(): trick})
+        read(arguments={variable[len(reading.PREFIX) :].lower(): trick})
 
 
 @values.FEW
 @given(name=values.texts, value=values.texts)
 @example(name="9" * 100_000, value="1")
 def test_names_and_values_of_any_kind(name: str, value: str) -> None:
-    read({settings.PREFIX + name: value})
+    read({reading.PREFIX + name: value})
 
 
 @values.FEW
@@ -91,4 +92,4 @@ def test_a_pyproject_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         file.write_bytes(b"[tool.ddpfix]\n\xff\xfe")
     else:
         values.put_odd(file, kind)
-    use(settings.read({}, PATCHES))
+    use(reading.read({}, PATCHES))

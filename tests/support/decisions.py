@@ -13,8 +13,9 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ddpfix.matrix import loader, resolve, settings
+from ddpfix.matrix import loader, resolve
 from ddpfix.matrix.model import Matrix, Patch, Target
+from ddpfix.settings import reading
 
 FILE = Path(__file__).parents[1] / "unit" / "fixtures" / "decisions.json"
 # The first and the last version of a run, and what is decided about all of them.
@@ -67,7 +68,7 @@ def _decided(whole: Matrix, patch: Patch, version: str, switch: str) -> List[Any
     arguments: Dict[str, object] = {patch.id: switch}
     if patch.setting is not None and patch.when:
         arguments[patch.setting] = patch.when[0]
-    chosen = settings.read(arguments, whole.patches, {})
+    chosen = reading.read(arguments, whole.patches, {})
     found = resolve.decide(whole, patch, {patch.toolkit: version}, chosen)
     reason = found.reason.replace(f"{patch.toolkit} {Version(version)}", "{version}")
     targets = [_target(target) for target in found.row.targets] if found.row is not None else []

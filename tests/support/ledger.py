@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Tuple
 
 from ddpfix.matrix import loader
-from ddpfix.matrix.settings import SETTINGS
+from ddpfix.settings.reading import SETTINGS
 from tests.support import readme, registries
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,9 +11,10 @@ from typing import Dict, Iterable, List, Sequence, Tuple
 
 from cogapp import Cog
 
-from ddpfix.matrix import loader, settings
-from ddpfix.matrix.gone import GONE, RENAMED, RENAMED_UNTIL
+from ddpfix.matrix import loader
 from ddpfix.matrix.model import Patch
+from ddpfix.settings import reading
+from ddpfix.settings.gone import GONE, RENAMED, RENAMED_UNTIL
 from ddpfix.trace import schema
 from tests.releases import backtest as releases
 from tests.upstream import toolkit
@@ -120,7 +121,7 @@ def backtest() -> str:
 
 def values() -> str:
     """One line a setting."""
-    rows = (f"| `{s.variable}` | {s.default} | {s.accepted} | {s.meaning} |" for s in settings.SETTINGS)
+    rows = (f"| `{s.variable}` | {s.default} | {s.accepted} | {s.meaning} |" for s in reading.SETTINGS)
     return table("variable | default | values | meaning", rows)
 
 

@@ -25,9 +25,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 from packaging.version import Version
 
 from ddpfix.matrix.compiling.reader import Reader
-from ddpfix.matrix.gone import GONE, RENAMED
 from ddpfix.matrix.model import Matrix
 from ddpfix.matrix.ranges import within
+from ddpfix.settings.gone import GONE, RENAMED
 from tests.support import compiled
 from tests.support.compiled import ROOT, YAML
 

@@ -11,9 +11,10 @@ from typing import Any, Dict, List, Tuple
 
 import ddpfix
 from ddpfix import engine
-from ddpfix.matrix import detect, loader, resolve, settings
+from ddpfix.matrix import detect, loader, resolve
 from ddpfix.matrix.model import Patch, Row
 from ddpfix.patching.site import Site
+from ddpfix.settings import reading
 
 Key = Tuple[str, ...]
 
@@ -22,7 +23,7 @@ def targets(toolkit: str) -> List[str]:
     """The modules that the patches of a toolkit wait for, with the installed releases, without patterns."""
     whole = loader.load()
     installed = detect.installed_versions(whole)
-    decisions = resolve.resolve(whole, installed, settings.read({}, whole.patches, {}))
+    decisions = resolve.resolve(whole, installed, reading.read({}, whole.patches, {}))
     found: Dict[str, None] = {}
     for decision in decisions:
         if decision.toolkit == toolkit and decision.row is not None:

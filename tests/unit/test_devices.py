@@ -20,7 +20,7 @@ from tests.support.rooms import FILES
 NAME_CUDA: Dict[str, str] = {
     "ddpfix.devices": "the room",
     "ddpfix.layerdrop.numbers": "names of methods and attributes in the source of a model",
-    "ddpfix.matrix.gone": "the name of a setting, after a toolkit's",
+    "ddpfix.settings.gone": "the name of a setting, after a toolkit's",
     "ddpfix.cli.doctor.ranks": "ranks that have NVIDIA's GPUs, over NCCL, and the version that torch was built for",
     "ddpfix.cli.doctor.examination": "the versions that torch was built for",
     "ddpfix.patches.funasr.cpu": "FunASR's trainers call torch.cuda, which is replaced there",

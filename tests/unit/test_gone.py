@@ -13,7 +13,8 @@ import pytest
 import ddpfix
 from ddpfix.cli import main as cli
 from ddpfix.cli.doctor import examination
-from ddpfix.matrix import gone, loader, settings
+from ddpfix.matrix import loader
+from ddpfix.settings import gone, reading
 from tests.support import readme
 
 # One of each kind, so that the ways to ask are tested whatever is in the table.
@@ -46,7 +47,7 @@ def _line(key: str, shown: str = "") -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_entry_is_short_names_nothing_that_exists_and_is_explained(name: str, capsys: Any) -> None:
     assert len(_line(name)) <= 240 and not gone.GONE[name].endswith(".")
-    known = {*loader.load().patches, *(setting.variable for setting in settings.SETTINGS)}
+    known = {*loader.load().patches, *(setting.variable for setting in reading.SETTINGS)}
     assert name not in known
     assert name.rpartition("ddpfix ")[2] not in cli._COMMANDS
     assert name.rpartition("ddpfix.")[2] not in ddpfix.__all__
@@ -59,14 +60,14 @@ def test_an_entry_is_short_names_nothing_that_exists_and_is_explained(name: str,
 @pytest.mark.parametrize("value", ["0", "1", "anything"])
 def test_a_setting_or_switch_changes_nothing(name: str, value: str, tmp_path: Path) -> None:
     patches = loader.load().patches
-    variable = name if name.startswith("DDPFIX_") else settings.switch_name(name)
+    variable = name if name.startswith("DDPFIX_") else reading.switch_name(name)
     keyword = variable[len("DDPFIX_") :].lower()
     (tmp_path / "pyproject.toml").write_text(f'[tool.ddpfix]\n{keyword} = "{value}"\n')
-    plain = settings.read({}, patches, {})
+    plain = reading.read({}, patches, {})
     ways = {
-        variable: settings.read({}, patches, {variable: value}),
-        f"argument {keyword}": settings.read({keyword: value}, patches, {}),
-        f"pyproject.toml [tool.ddpfix] {keyword}": settings.read({}, patches, {}, tmp_path),
+        variable: reading.read({}, patches, {variable: value}),
+        f"argument {keyword}": reading.read({keyword: value}, patches, {}),
+        f"pyproject.toml [tool.ddpfix] {keyword}": reading.read({}, patches, {}, tmp_path),
     }
     for shown, found in ways.items():
         assert found.gone == [_line(name, shown)]
@@ -80,16 +81,16 @@ def _renamed(shown: str, now: str) -> str:
 def test_a_renamed_setting_or_switch_works() -> None:
     patches = loader.load().patches
     for word in ("0", "off"):
-        found = settings.read({"torch_stuck": "force"}, patches, {"DDPFIX_TORCH_STUCK": word})
+        found = reading.read({"torch_stuck": "force"}, patches, {"DDPFIX_TORCH_STUCK": word})
         assert found.switched("torch.hang") == "0"
         assert found.gone == [
             _renamed("DDPFIX_TORCH_STUCK", "DDPFIX_TORCH_HANG"),
             _renamed("argument torch_stuck", "DDPFIX_TORCH_HANG"),
         ]
-    found = settings.read({}, patches, {"DDPFIX_SEEDS": "4"})
+    found = reading.read({}, patches, {"DDPFIX_SEEDS": "4"})
     assert found["seed"] == "4" and found.gone[-1] == _renamed("DDPFIX_SEEDS", "DDPFIX_SEED")
-    with pytest.raises(settings.SettingsError, match="DDPFIX_SEEDS='x': expected auto, an integer"):
-        settings.read({}, patches, {"DDPFIX_SEEDS": "x"})
+    with pytest.raises(reading.SettingsError, match="DDPFIX_SEEDS='x': expected auto, an integer"):
+        reading.read({}, patches, {"DDPFIX_SEEDS": "x"})
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,8 @@ def test_which_of_two_names_counts(name: str, value: str, given: Dict[str, str])
     for both in (given, dict(reversed(list(given.items())))):
         keywords = {variable[len("DDPFIX_") :].lower(): text for variable, text in both.items()}
         for found in (
-            settings.read({}, loader.load().patches, both),
-            settings.read(keywords, loader.load().patches, {}),
+            reading.read({}, loader.load().patches, both),
+            reading.read(keywords, loader.load().patches, {}),
         ):
             assert found[name] == value
 
@@ -162,7 +163,7 @@ def test_plan_and_doctor_show_the_line(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_a_job_has_the_line_once_and_is_activated() -> None:
     code = (
-        "from ddpfix.matrix import gone\n"
+        "from ddpfix.settings import gone\n"
         "gone.GONE['DDPFIX_EXAMPLE'] = 'leave it out'\n"
         "import ddpfix, ddpfix.auto\n"
         "assert ddpfix.activate().active and ddpfix.activate().active\n"
@@ -188,6 +189,6 @@ def test_a_former_value_stands_for_another_one(former: str) -> None:
     variable, _, value = former.partition("=")
     instead, line = gone.VALUES[former]
     assert len(gone.answer(former)) <= 240 and not line.endswith(".")
-    found = settings.read({}, loader.load().patches, {variable: value.upper()})
+    found = reading.read({}, loader.load().patches, {variable: value.upper()})
     assert found.values[variable[len("DDPFIX_") :].lower()] == instead
     assert found.gone == [f"{variable}={value.upper()} was removed in 1.1.0: {line}"]

@@ -19,7 +19,7 @@ from ddpfix.matrix import loader, model
 from ddpfix.matrix.compiling import reader
 from ddpfix.matrix.model import MatrixError
 from ddpfix.matrix.ranges import Range, within
-from ddpfix.matrix.settings import SETTINGS
+from ddpfix.settings.reading import SETTINGS
 
 GOOD = """\
 schema: 2

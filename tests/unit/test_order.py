@@ -15,7 +15,7 @@ from ddpfix.matrix import compiled, loader, resolve
 from ddpfix.matrix.compiling import write
 from ddpfix.matrix.compiling.reader import Reader
 from ddpfix.matrix.model import Matrix, Patch
-from ddpfix.matrix.settings import read
+from ddpfix.settings.reading import read
 from tests.support import tested
 from tests.support.compiled import YAML
 

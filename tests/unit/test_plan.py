@@ -16,8 +16,8 @@ import ddpfix
 from ddpfix.cli import explain, plan
 from ddpfix.cli import main as cli
 from ddpfix.matrix import detect, loader
-from ddpfix.matrix.settings import SETTINGS
 from ddpfix.patching.report import PatchReport, Report
+from ddpfix.settings.reading import SETTINGS
 from ddpfix.state import DECISIONS, State
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from ddpfix.matrix import detect, loader, resolve, untested
 from ddpfix.matrix.model import Matrix, Patch, Row, Target
 from ddpfix.matrix.ranges import Range
 from ddpfix.matrix.resolve import Decision
-from ddpfix.matrix.settings import Settings, read, switch_name
+from ddpfix.settings.reading import Settings, read, switch_name
 from ddpfix.state import State
 from tests.support import decisions
 from tests.support.compiled import ROOT

@@ -20,7 +20,8 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "devices": set(),
     "user_code": set(),
     "state": set(),
-    "matrix": {"import_hook", "modules", "state"},
+    "settings": set(),
+    "matrix": {"import_hook", "modules", "settings", "state"},
     "patching": {"log", "modules", "state", "user_code"},
     "models": {"log", "patching"},
     "rules": set(),
@@ -31,14 +32,14 @@ MAY_KNOW: Dict[str, Set[str]] = {
     "layerdrop": {"exchange", "groups", "log", "models", "patching", "user_code"},
     "probing": {"devices", "layerdrop", "log", "models", "rules"},
     "waiting": {"matrix"},
-    "engine": {"_switch", "import_hook", "log", "matrix", "modules", "patching", "state", "waiting"},
+    "engine": {"_switch", "import_hook", "log", "matrix", "modules", "patching", "settings", "state", "waiting"},
     "_boot": {"_switch", "import_hook", "engine"},
     "auto": {"_switch", "engine"},
     "trace": {"unlisted_thread", "log"},
-    "cli": {"_switch", "matrix", "monitor", "probing", "rules", "state", "trace"},
+    "cli": {"_switch", "matrix", "monitor", "probing", "rules", "settings", "state", "trace"},
     "__main__": {"cli"},
     # The public names of the package; nothing is imported before one of them is used.
-    "__init__": {"engine", "exchange", "layerdrop", "matrix", "models", "probing"},
+    "__init__": {"engine", "exchange", "layerdrop", "matrix", "models", "probing", "settings"},
     "patches": set(),
 }
 # What a patch may use of the engine's rooms.
@@ -61,7 +62,7 @@ FOR_PATCHES = {
     "user_code",
 }
 # What variables are called, which messages tell.
-NAMES = "ddpfix.matrix.settings"
+NAMES = "ddpfix.settings.reading"
 # Folders of patches/ that others may import.
 SHARED = {"torch", "common"}
 TOOLKITS = ("transformers", "funasr", "speechbrain", "fastNLP", "wenet", "accelerate", "lightning")

@@ -14,9 +14,10 @@ import pytest
 import ddpfix
 from ddpfix import log
 from ddpfix.cli import run
-from ddpfix.matrix import loader, settings
-from ddpfix.matrix.settings import SETTINGS, Settings, SettingsError, read, switch_name
+from ddpfix.matrix import loader
 from ddpfix.patching.site import Site
+from ddpfix.settings import reading
+from ddpfix.settings.reading import SETTINGS, Settings, SettingsError, read, switch_name
 from ddpfix.uneven import loader as uneven
 
 PATCHES = ["torch.flag", "torch.hang", "torch.finalize", "transformers.layerdrop", "transformers.layerdrop_x"]
@@ -77,9 +78,9 @@ def test_a_folder_keeps_its_case_and_is_absolute(tmp_path: Path, monkeypatch: py
 
 
 def test_a_kind_stands_for_the_values_that_cannot_be_listed() -> None:
-    assert settings.wanted("trace", "/some/where", ["a folder"])
-    assert not settings.wanted("trace", "off", ["a folder"]) and settings.wanted("trace", "off", ["off"])
-    assert settings.wanted("unused", "find", ["find"]) and not settings.wanted("unused", "find", ["auto"])
+    assert reading.wanted("trace", "/some/where", ["a folder"])
+    assert not reading.wanted("trace", "off", ["a folder"]) and reading.wanted("trace", "off", ["off"])
+    assert reading.wanted("unused", "find", ["find"]) and not reading.wanted("unused", "find", ["auto"])
 
 
 def test_every_default_is_accepted_and_every_variable_is_known() -> None:
@@ -222,7 +223,7 @@ def test_values_of_toml_types(tmp_path: Path) -> None:
     assert dict(found.switches) == {"transformers.layerdrop": "0", "torch.flag": "1"}
 
 
-CODE = "from ddpfix.matrix import settings; print(settings.read({}, ['torch.flag'])['unused'])"
+CODE = "from ddpfix.settings import reading; print(reading.read({}, ['torch.flag'])['unused'])"
 
 
 @pytest.mark.parametrize(("flags", "expected"), [([], "off"), (["-E"], "auto")])
@@ -247,7 +248,7 @@ def test_the_nearest_value_is_taken_and_logged(
 ) -> None:
     lines: List[str] = []
     monkeypatch.setattr(log, "info", lines.append)
-    site = Site("wenet.uneven", settings.read(requested, [], environ={}), instead={"auto": "join", "pad": "join"})
+    site = Site("wenet.uneven", reading.read(requested, [], environ={}), instead={"auto": "join", "pad": "join"})
     assert uneven.policy(site, "WeNet") == taken
     assert lines == (["WeNet does not support uneven=pad: ddpfix uses uneven=join"] if is_logged else [])
 
@@ -293,7 +294,7 @@ def test_the_matrix_says_which_values_a_toolkit_does_not_have() -> None:
         "torch.uneven": {"join": "pad"},
         "wenet.uneven": {"auto": "join", "pad": "join"},
     }
-    (setting,) = [setting for setting in settings.SETTINGS if setting.name == "uneven"]
+    (setting,) = [setting for setting in reading.SETTINGS if setting.name == "uneven"]
     # Loops of a user's own are touched only where that was asked for.
     unasked = {patch.id for patch in patches if "auto" not in patch.when}
     assert unasked == {"torch.uneven"}

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from ddpfix.matrix import loader
 from ddpfix.matrix.compiling.reader import Reader
-from ddpfix.matrix.gone import GONE, RENAMED
+from ddpfix.settings.gone import GONE, RENAMED
 from tests.support import tested
 from tests.support.compiled import YAML
 

@@ -23,7 +23,8 @@ from rich.text import Text
 from ddpfix import __version__, _switch
 from ddpfix.cli import run
 from ddpfix.cli.demo.job import RANKS, SCRIPT, UNFINISHED, Job
-from ddpfix.matrix import loader, settings
+from ddpfix.matrix import loader
+from ddpfix.settings import reading
 
 _WAYS = (
     ("import ddpfix.auto", "the first line of the training script"),
@@ -51,7 +52,7 @@ def show(steps: int) -> int:
             f"the demo needs {needs if missing else 'two steps: without ddpfix, training fails in the second one'}"
         )
         return 2
-    settings.read({}, loader.load().patches)
+    reading.read({}, loader.load().patches)
     folder = Path(tempfile.mkdtemp(prefix="ddpfix-demo-"))
     try:
         with _ending_in_order():

@@ -16,9 +16,10 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 import ddpfix
 from ddpfix import _switch
 from ddpfix.cli import plan, run
-from ddpfix.matrix import detect, loader, resolve, settings, untested
+from ddpfix.matrix import detect, loader, resolve, untested
 from ddpfix.matrix.model import Matrix
-from ddpfix.matrix.settings import SETTINGS, Settings, SettingsError, switch_name
+from ddpfix.settings import reading
+from ddpfix.settings.reading import SETTINGS, Settings, SettingsError, switch_name
 
 #: The form of the data; a key that goes or changes its meaning makes it a new one.
 FORMAT = 5
@@ -196,17 +197,17 @@ def read_settings(whole: Matrix, environ: Optional[Mapping[str, str]] = None) ->
     errors: List[str] = []
     good: Dict[str, str] = {}
     for name, value in environ.items():
-        if name.startswith(settings.PREFIX):
+        if name.startswith(reading.PREFIX):
             try:
-                settings.read({}, whole.patches, {name: value}, _NOWHERE)
+                reading.read({}, whole.patches, {name: value}, _NOWHERE)
                 good[name] = value
             except SettingsError as refused:
                 errors.append(private(str(refused)))
     try:
-        return settings.read({}, whole.patches, good), errors
+        return reading.read({}, whole.patches, good), errors
     except SettingsError as refused:
         # In the file.
-        return settings.read({}, whole.patches, good, _NOWHERE), [*errors, private(str(refused))]
+        return reading.read({}, whole.patches, good, _NOWHERE), [*errors, private(str(refused))]
 
 
 def settings_in_force(values: Settings, errors: List[str]) -> Section:

@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from ddpfix.matrix import loader
 from ddpfix.matrix.compiling.nodes import Node, Plain
-from ddpfix.matrix.settings import SETTINGS
+from ddpfix.settings.reading import SETTINGS
 
 _CODE = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*:[a-z_]\w*")
 _INSIDE = r"\w[\w.-]*(/\w[\w.-]*)*"

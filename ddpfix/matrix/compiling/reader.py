@@ -15,7 +15,7 @@ from ddpfix.matrix.compiling import kinds
 from ddpfix.matrix.compiling.nodes import Node, Plain, root
 from ddpfix.matrix.model import Matrix, MatrixError
 from ddpfix.matrix.ranges import Range, within
-from ddpfix.matrix.settings import SETTINGS, switch_name
+from ddpfix.settings.reading import SETTINGS, switch_name
 
 SCHEMA, CURED = "2", "cured"
 _STATUSES = (CURED, "not-cured", "not-affected")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, Optional, Tuple
 
-from ddpfix.matrix.known_settings import PREFIX
+from ddpfix.settings.known import PREFIX
 
 REMOVED_IN, RENAMED_UNTIL = "1.1.0", "1.2.0"
 _SKIPPING = ("torch", "transformers", "funasr", "speechbrain", "fastnlp", "wenet", "torchaudio", "espnet", "s3prl")

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
-from ddpfix.matrix import gone
-from ddpfix.matrix.known_settings import LONGEST, OBSERVING, PREFIX, SETTINGS, TRAINING, Setting, SettingsError, shown
+from ddpfix.settings import gone
+from ddpfix.settings.known import LONGEST, OBSERVING, PREFIX, SETTINGS, TRAINING, Setting, SettingsError, shown
 
 __all__ = ["PREFIX", "SETTINGS", "SWITCH", "Setting", "Settings", "SettingsError", "read", "switch_name", "wanted"]
 

@@ -1,0 +1,1 @@
+"""Settings: their names and values, their sources, and the names that were removed."""
