@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 from ddpfix import log
 from ddpfix.layerdrop import code_copy, comparisons, recompute, shared_skips, training
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.drawing import UNREADABLE, drawing_methods, held
+from ddpfix.layerdrop.drawing_classes import UNREADABLE, drawing_methods, held
 from ddpfix.layerdrop.shared_method import Covered, Skipping
 from ddpfix.layerdrop.shared_skips import EXTENSIONS, Call
 from ddpfix.models import identity, internals

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Callable, Tuple
 
 from ddpfix import log
-from ddpfix.layerdrop import comparisons, cover, drawing
+from ddpfix.layerdrop import comparisons, cover, drawing_classes
 from ddpfix.models import wrap_hooks
 from ddpfix.patching.site import PatchError, Site
 from ddpfix.user_code import full_name, module_of
@@ -43,7 +43,7 @@ def unless_switched_off(site: Site, change: Change) -> Change:
 
 def put(site: Site, owner: type, change: Change) -> None:
     """Change a class whose method draws, once; PatchError where it does not draw."""
-    if not drawing.drawing_methods(owner):
+    if not drawing_classes.drawing_methods(owner):
         raise PatchError(
             f"{owner.__qualname__} does not draw for layers: none of {', '.join(comparisons.METHODS)} compares a draw"
         )
@@ -55,7 +55,7 @@ def in_module(site: Site, module: ModuleType, change: Change) -> None:
     """Change the classes of a module that draw."""
     values = list(vars(module).values())
     for owner in [value for value in values if isinstance(value, type) and module_of(value) == module.__name__]:
-        if drawing.drawing_methods(owner):
+        if drawing_classes.drawing_methods(owner):
             _put(site, owner, change, None)
 
 
@@ -73,7 +73,7 @@ class _InModels:
 
     def __call__(self, model: Any) -> None:
         try:
-            classes = drawing.drawing_classes(model)
+            classes = drawing_classes.drawing_classes(model)
         except Exception as error:
             # A property of the user's may raise outside of a forward: no reason to end a job that trains without us.
             _say(type(model), f"ddpfix could not search it ({error!r})")
@@ -87,7 +87,7 @@ def _put(site: Site, owner: type, change: Change, module: Any) -> None:
     try:
         if owner not in cover.COVERED:
             if module is not None:
-                drawing.check(owner, module)
+                drawing_classes.check(owner, module)
             change(site, owner, module is None)
     except PatchError as error:
         _say(owner, str(error))

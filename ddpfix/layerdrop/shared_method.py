@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from ddpfix.layerdrop import code_copy, comparisons, shared_skips
 from ddpfix.layerdrop.code_copy import innermost
-from ddpfix.layerdrop.drawing import applies
+from ddpfix.layerdrop.drawing_classes import applies
 from ddpfix.layerdrop.shared_skips import EXTENSIONS, Call
 from ddpfix.patching.dynamo import skip_frames
 from ddpfix.patching.site import PatchError

@@ -19,13 +19,14 @@ from typing import Any, Dict, List, Optional
 from ddpfix import log
 from ddpfix.exchange.failure_records import HangReport, Present
 from ddpfix.groups import calls, internals, timeouts
-from ddpfix.monitor import error_file, processes
+from ddpfix.monitor import processes
+from ddpfix.monitor.exit import error_file
 from ddpfix.monitor.position import Tracker
 from ddpfix.monitor.watch import LOOKS, PERIOD, Rank, Watch
-from ddpfix.rules import waiting
 from ddpfix.rules.facts import GONE, LEFT, SILENT, STOPPED, TRACED, UNDONE, Position, SilentRank
 from ddpfix.rules.finding import Finding
-from ddpfix.rules.hang import judge
+from ddpfix.rules.hang import sentences
+from ddpfix.rules.hang.judge import judge
 from ddpfix.system import System
 
 # Of the limit of a process group: what is said has to come before its collectives give up.
@@ -218,7 +219,7 @@ class Monitor(Watch):
         """Say where this rank is, once: what the others do cannot be known."""
         if self._suspects(limit):
             self._is_lost = True
-            found, folder = waiting.describe_alone(self._tracker.position(), why), self._folder or _new_folder()
+            found, folder = sentences.describe_alone(self._tracker.position(), why), self._folder or _new_folder()
             self._say(found, folder, write_stacks(folder, self._rank, found.text))
 
 

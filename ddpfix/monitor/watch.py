@@ -1,7 +1,7 @@
 """How the two threads of a rank begin, and how they end: with its process group, its program, or ddpfix.
 
-There are two of them (:mod:`.sentinel`, :mod:`.hang`) only because the store can block the one that talks: while the
-process that keeps it is stopped, no request is answered. Then the other one still says where its rank waits.
+There are two of them (:mod:`.exit.process_end`, :mod:`.hang`) only because the store can block the one that talks:
+while the process that keeps it is stopped, no request is answered. Then the other one still says where its rank waits.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ddpfix.rules.names import collapsed, grouped, modules, short
+from ddpfix.rules.no_gradient.names import collapsed, grouped, modules, short
 
 FLAG = "find_unused_parameters=True"
 _LATE = "or DDPFIX=1, which trains without the flag, with the same result"

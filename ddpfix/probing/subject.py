@@ -13,9 +13,9 @@ import torch
 from ddpfix.layerdrop import cover
 from ddpfix.models import graph, internals
 from ddpfix.probing.result import Result
-from ddpfix.rules import unused
-from ddpfix.rules.names import collapsed
-from ddpfix.rules.unused import Seen
+from ddpfix.rules.no_gradient import causes
+from ddpfix.rules.no_gradient.causes import Seen
+from ddpfix.rules.no_gradient.names import collapsed
 
 # DDP takes a parameter as ready also where autograd sends it no gradient. Before torch 2.1 that is how ddpfix finalizes
 # reductions, so that it means nothing there in a model under DDP.
@@ -161,10 +161,10 @@ class Subject:
         seen = []
         for (missing, is_outside), names in alike.items():
             for group in collapsed(names, self.trained()):
-                times = max(self.called[module] for module in unused.holders(modules, group))
+                times = max(self.called[module] for module in causes.holders(modules, group))
                 ran = times == self.passes or times > 0 and missing == self.passes
-                output, skips = "an output" if is_outside else "", unused.skips(modules, group)
+                output, skips = "an output" if is_outside else "", causes.skips(modules, group)
                 seen.append((group, Seen(self.passes, missing, ran, times > 0, output, skips)))
-        for cause in unused.causes(seen):
+        for cause in causes.judge(seen):
             for group in cause.groups:
                 found.why.update(dict.fromkeys(group.names, cause.finding.cause))

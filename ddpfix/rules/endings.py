@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional, Sequence
 from ddpfix.rules import differences, facts
 from ddpfix.rules.facts import End
 from ddpfix.rules.finding import BAD, PLAIN, Finding, several
-from ddpfix.rules.waiting import END_TOGETHER, ON_ALL_RANKS
+from ddpfix.rules.hang.sentences import END_TOGETHER, ON_ALL_RANKS
 
 # The kinds of findings: FOLLOWED is a failure that says no more than that another rank has ended, ABOVE refers to a
 # line that was printed before.

@@ -24,7 +24,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from ddpfix.layerdrop import cover, drawing, everywhere
+from ddpfix.layerdrop import cover, drawing_classes, everywhere
 from ddpfix.patching.site import Site
 
 # From 4.46 on all layers of a model under FSDP run, because ranks might disagree; under ZeRO 3 they always have.
@@ -65,5 +65,5 @@ def unscaled(site: Site, module: ModuleType, owner: Any) -> None:
     """Have layers of WeNet 3.1.0 and later, which their list skips, run as at rate 0 where none is skipped."""
     forward = vars(owner).get("forward")
     scales = forward is not None and _SCALING in forward.__code__.co_names
-    if everywhere.is_off(site) and scales and drawing.drawing_methods(owner)[:1] != ("forward",):
+    if everywhere.is_off(site) and scales and drawing_classes.drawing_methods(owner)[:1] != ("forward",):
         cover.never_skip(site, owner, "forward", (_SCALING,))

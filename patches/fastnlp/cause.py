@@ -20,7 +20,7 @@ from typing import Any, Callable, List, Optional
 
 from ddpfix import log
 from ddpfix.exchange import failure_records
-from ddpfix.monitor import error_file, last_words
+from ddpfix.monitor.exit import error_file, last_words
 from ddpfix.patching import temporary
 from ddpfix.patching.checks import needs_names
 from ddpfix.patching.site import Site

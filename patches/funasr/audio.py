@@ -15,7 +15,7 @@ import traceback
 from typing import Any, Dict, Iterator, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.monitor.last_words import explained
+from ddpfix.monitor.exit.last_words import explained
 from ddpfix.patching import temporary
 from ddpfix.patching.site import Site
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.monitor import last_words
+from ddpfix.monitor.exit import last_words
 from ddpfix.patching import temporary, tracebacks
 from ddpfix.patching.site import Registry, Site
 

@@ -22,7 +22,7 @@ from types import CodeType, ModuleType
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ddpfix import log
-from ddpfix.monitor.last_words import explained
+from ddpfix.monitor.exit.last_words import explained
 from ddpfix.patching.site import Site
 from ddpfix.settings.reading import near
 

@@ -23,7 +23,7 @@ from typing import Any, Dict, List
 import torch
 
 from ddpfix import log
-from ddpfix.monitor import last_words
+from ddpfix.monitor.exit import last_words
 from ddpfix.monitor.watch import MainThread
 from ddpfix.patching.site import Site
 from ddpfix.probing.program import Program

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ddpfix import log
-from ddpfix.layerdrop import cover, drawing
+from ddpfix.layerdrop import cover, drawing_classes
 from ddpfix.layerdrop.code_copy import innermost
 from ddpfix.models import internals, wrap_hooks
 from ddpfix.models.identity import ByIdentity
@@ -123,8 +123,8 @@ def _path_in(owner: type) -> Tuple[str, ...]:
     for level in owner.__mro__:
         if level in cover.COVERED:
             return cover.COVERED[level].path
-        if drawing.drawing_methods(level):
-            return next(iter(drawing.rate_paths(level)), ())
+        if drawing_classes.drawing_methods(level):
+            return next(iter(drawing_classes.rate_paths(level)), ())
     return ()
 
 

@@ -13,7 +13,7 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.exchange import failure_records
-from ddpfix.monitor import error_file
+from ddpfix.monitor.exit import error_file
 from ddpfix.patching import temporary
 from ddpfix.uneven import async_sum
 from ddpfix.uneven.loader import NOTHING, AgreedEpoch

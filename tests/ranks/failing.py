@@ -176,14 +176,7 @@ APART: Dict[str, Callable[[Any], None]] = {
     "left_out_on_both": lambda model: left_out(distributed.get_rank()),
     **{
         each.__name__: each
-        for each in (
-            skips,
-            skips_and_leaves,
-            ragged,
-            added_here,
-            short_without_average,
-            averaged_at_the_end,
-        )
+        for each in (skips, skips_and_leaves, ragged, added_here, short_without_average, averaged_at_the_end)
     },
 }
 

@@ -270,10 +270,7 @@ JOBS: Dict[str, Callable[[Job], None]] = {
     "asks_the_store": gives_up(ask_the_store),
     **{
         each.__name__: each
-        for each in (
-            *(uneven, debugged, saving, accumulating, unreached),
-            *(undone, saves, computes),
-        )
+        for each in (*(uneven, debugged, saving, accumulating, unreached), *(undone, saves, computes))
     },
 }
 

@@ -12,7 +12,7 @@ from torch import distributed
 from ddpfix.exchange import rendezvous
 from ddpfix.exchange.connection import Connection
 from ddpfix.exchange.failure_records import Records
-from ddpfix.monitor.sentinel import Sentinel
+from ddpfix.monitor.exit.process_end import Sentinel
 from ddpfix.monitor.watch import Rank
 from ddpfix.rules.facts import UNDONE
 from tests.ranks.test_connection import of_torch

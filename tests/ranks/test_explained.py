@@ -10,7 +10,7 @@ import pytest
 import torch
 from packaging.version import Version
 
-from ddpfix.monitor import last_words
+from ddpfix.monitor.exit import last_words
 from tests.support import ranks
 
 # `b` is used from the second step on: torch warns of the flag in the first one, or fails in the second.

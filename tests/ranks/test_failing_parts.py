@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 from ddpfix import user_code
 from ddpfix.exchange import connection
 from ddpfix.exchange.failure_records import PeerFailedError, Records
-from ddpfix.monitor import error_file, last_words, processes
+from ddpfix.monitor import processes
+from ddpfix.monitor.exit import error_file, last_words
 from ddpfix.rules import endings
 from ddpfix.rules.facts import FAILED, UNDONE, Called, End
 from tests.ranks import failing
@@ -82,7 +83,7 @@ def test_an_error_without_a_message_or_a_traceback() -> None:
 
 ENDS = """
 import atexit, code, sys
-from ddpfix.monitor import last_words
+from ddpfix.monitor.exit import last_words
 from ddpfix.monitor.watch import MainThread
 main = MainThread()
 def report():
@@ -248,7 +249,7 @@ def test_without_elastic_nothing_is_written(tmp_path: Path, monkeypatch: pytest.
 
 FULL = """
 import os, resource
-from ddpfix.monitor import error_file
+from ddpfix.monitor.exit import error_file
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 try:

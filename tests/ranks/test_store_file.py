@@ -84,12 +84,7 @@ SHARED = "/data/store"
 
 
 @pytest.mark.parametrize(
-    ("args", "file"),
-    [
-        (("gloo", f"file://{SHARED}?x=1"), SHARED),
-        (("gloo", "env://"), None),
-        (("gloo",), None),
-    ],
+    ("args", "file"), [(("gloo", f"file://{SHARED}?x=1"), SHARED), (("gloo", "env://"), None), (("gloo",), None)]
 )
 def test_the_file_of_a_call(args: List[str], file: str) -> None:
     assert init_file._file(tuple(args), {}) == file

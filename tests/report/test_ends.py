@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from ddpfix.cli.report import findings, page, summary
-from ddpfix.rules import endings, unused, waiting
+from ddpfix.rules import endings
 from ddpfix.rules.finding import BAD, GOOD, Finding
+from ddpfix.rules.hang import sentences
+from ddpfix.rules.no_gradient import causes
 from tests.support import traces
 from tests.support.pages import Page
 
 ERROR = "RuntimeError: Expected to have finished reduction in the prior iteration (train.py:12)"
 CODE = "    DistributedDataParallel(model, find_unused_parameters=True)"
 DIAGNOSIS = Finding(
-    unused.BRANCH,
+    causes.BRANCH,
     [0],
     "2 parameters got no gradient on rank 0 in step 7, the same on all ranks:\n    rare (all 2 parameters)",
     "rare was not called in this step",
@@ -101,7 +103,7 @@ def test_ranks_that_end_because_of_another_one_are_no_cause(tmp_path: Path) -> N
     assert found.where == f"rank 0 failed: {gone}"
 
 
-HANG = Finding(waiting.MISMATCH, [1], "rank 1 waits in all_reduce;\nrank 0 waits in barrier", advice="The calls differ")
+HANG = Finding(sentences.MISMATCH, [1], "rank 1 waits in gather;\nrank 0 waits in barrier", advice="The calls differ")
 
 
 def test_ranks_that_waited_are_found_and_whoever_ended_them_is_no_cause(tmp_path: Path) -> None:

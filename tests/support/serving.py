@@ -35,7 +35,7 @@ _CHILDREN: List[int] = []
 Run = Callable[[Dict[str, Any], Path], Any]
 # What is imported when a process group is made, or a model is wrapped.
 _IN_A_GROUP = (
-    "monitor.sentinel",
+    "monitor.exit.process_end",
     "monitor.hang",
     "patches.torch.unused.finalizer",
     "patches.torch.diagnosis.evidence",

@@ -105,10 +105,7 @@ def test_a_renamed_setting_or_switch_works() -> None:
 def test_which_of_two_names_counts(name: str, value: str, given: Dict[str, str]) -> None:
     for both in (given, dict(reversed(list(given.items())))):
         keywords = {variable[len("DDPFIX_") :].lower(): text for variable, text in both.items()}
-        for found in (
-            reading.read({}, loader.load().patches, both),
-            reading.read(keywords, loader.load().patches, {}),
-        ):
+        for found in (reading.read({}, loader.load().patches, both), reading.read(keywords, loader.load().patches, {})):
             assert found[name] == value
 
 

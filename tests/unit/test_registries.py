@@ -27,7 +27,7 @@ OF_ACTIVATION: Dict[str, str] = {
     "ddpfix.patches.torch.unused.states._ALL": "models, for hooks at optimizer steps; undo empties it",
     "ddpfix.patching.layers.CHANGES": "the changes of all sites in their order: they may lie on one another",
     "ddpfix.exchange.lowest_rank._PENDING": "lines that wait some seconds for a lower rank: each takes itself out",
-    "ddpfix.monitor.last_words._PRINTED": "the error for which hydra ends the program, which is one",
+    "ddpfix.monitor.exit.last_words._PRINTED": "the error for which hydra ends the program, which is one",
     "ddpfix.models.wrap_hooks.HOOKS": _REGISTERED,
 }
 # They outlive an activation, and the next one may see them.

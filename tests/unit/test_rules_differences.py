@@ -7,11 +7,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
-from ddpfix.rules import differences, names, replicas, unused
+from ddpfix.rules import differences, replicas
 from ddpfix.rules.facts import TrainingProgress
-from ddpfix.rules.names import Group
+from ddpfix.rules.no_gradient import causes, names
+from ddpfix.rules.no_gradient.causes import Seen
+from ddpfix.rules.no_gradient.names import Group
 from ddpfix.rules.replicas import Snapshot, Where
-from ddpfix.rules.unused import Seen
 
 A, B, SAVE = "step (train.py:10)", "train.py:20", "save (train.py:30)"
 
@@ -178,33 +179,33 @@ SKIPS = "Net skips layers at random (layerdrop 0.5)"
 @pytest.mark.parametrize(
     "group, seen, kind, cause",
     [
-        (AUX, Seen(1, ran=False, ever=False), unused.NEVER, "aux did not run in the first step"),
-        (AUX, Seen(3, ran=False, ever=False), unused.NEVER, "aux did not run in any of the 3 steps so far"),
-        (AUX, Seen(4, 4, False, False), unused.NEVER, "aux did not run in any of the 4 passes"),
-        (AUX, Seen(3, ran=False, ever=True), unused.BRANCH, f"the 2 steps before used aux, this one did not {BRANCH}"),
-        (AUX, Seen(2), unused.BRANCH, f"the step before used aux, this one did not {BRANCH}"),
-        (AUX, Seen(4, 3, False, True), unused.BRANCH, f"3 of 4 passes did not use aux {BRANCH}"),
-        (AUX, Seen(1, ran=True, ever=True, output="out.x"), unused.OUTSIDE, f"out.x {OUTSIDE} aux"),
-        (AUX, Seen(1, ran=True, ever=True), unused.LOST, f"aux ran, but {LOST}"),
-        (MASK, Seen(1, ran=True), unused.BESIDE, "mask: not used, although the module that holds it ran"),
-        (LAYERS, Seen(1, ran=False, ever=False, skips=SKIPS), unused.SKIPPED, f"{SKIPS}, layers in this step"),
-        (LAYERS, Seen(4, 2, False, True, skips=SKIPS), unused.SKIPPED, f"{SKIPS}, layers in 2 of 4 passes"),
+        (AUX, Seen(1, ran=False, ever=False), causes.NEVER, "aux did not run in the first step"),
+        (AUX, Seen(3, ran=False, ever=False), causes.NEVER, "aux did not run in any of the 3 steps so far"),
+        (AUX, Seen(4, 4, False, False), causes.NEVER, "aux did not run in any of the 4 passes"),
+        (AUX, Seen(3, ran=False, ever=True), causes.BRANCH, f"the 2 steps before used aux, this one did not {BRANCH}"),
+        (AUX, Seen(2), causes.BRANCH, f"the step before used aux, this one did not {BRANCH}"),
+        (AUX, Seen(4, 3, False, True), causes.BRANCH, f"3 of 4 passes did not use aux {BRANCH}"),
+        (AUX, Seen(1, ran=True, ever=True, output="out.x"), causes.OUTSIDE, f"out.x {OUTSIDE} aux"),
+        (AUX, Seen(1, ran=True, ever=True), causes.LOST, f"aux ran, but {LOST}"),
+        (MASK, Seen(1, ran=True), causes.BESIDE, "mask: not used, although the module that holds it ran"),
+        (LAYERS, Seen(1, ran=False, ever=False, skips=SKIPS), causes.SKIPPED, f"{SKIPS}, layers in this step"),
+        (LAYERS, Seen(4, 2, False, True, skips=SKIPS), causes.SKIPPED, f"{SKIPS}, layers in 2 of 4 passes"),
         # Not recorded, as with torch.compile.
-        (LAYERS, Seen(1, skips=SKIPS), unused.SKIPPED, f"{SKIPS}, layers in this step"),
-        (AUX, Seen(1), unused.UNKNOWN, "the graph of the loss does not reach aux"),
+        (LAYERS, Seen(1, skips=SKIPS), causes.SKIPPED, f"{SKIPS}, layers in this step"),
+        (AUX, Seen(1), causes.UNKNOWN, "the graph of the loss does not reach aux"),
         # A layer that ran was not skipped.
-        (LAYER, Seen(1, ran=True, skips=SKIPS), unused.LOST, f"layers.1 ran, but {LOST}"),
+        (LAYER, Seen(1, ran=True, skips=SKIPS), causes.LOST, f"layers.1 ran, but {LOST}"),
     ],
 )
 def test_each_cause(group: Group, seen: Seen, kind: str, cause: str) -> None:
-    (found,) = unused.causes([(group, seen)])
+    (found,) = causes.judge([(group, seen)])
     assert (found.finding.kind, found.finding.cause, found.groups) == (kind, cause, [group])
 
 
-@pytest.mark.parametrize("kind", [unused.REPEATED, unused.HIDDEN, unused.STATIC, unused.TWICE])
+@pytest.mark.parametrize("kind", [causes.REPEATED, causes.HIDDEN, causes.STATIC, causes.TWICE])
 def test_an_error_of_ddp_is_told_below_its_message(kind: str) -> None:
     cures = [("paste this line", ["x()"]), ("or not", [])]
-    found = unused.finding(kind, 1, "aux got none:\n    aux (w)", ["a", "b"], cures)
+    found = causes.finding(kind, 1, "aux got none:\n    aux (w)", ["a", "b"], cures)
     assert (found.kind, found.ranks) == (kind, [1])
     assert found.note == (
         "aux got none:\n    aux (w)\nddpfix: cause: a\nddpfix: cause: b\nddpfix: cure: paste this line:\n    x()"
@@ -215,9 +216,9 @@ def test_an_error_of_ddp_is_told_below_its_message(kind: str) -> None:
 def test_groups_of_one_cause_share_a_sentence_and_the_largest_comes_first() -> None:
     never, ran = Seen(1, ran=False, ever=False), Seen(1, ran=True, ever=True)
     seen = [(MASK, ran), *((Group(f"layers.{n}", [f"layers.{n}.weight"], True), never) for n in range(6))]
-    first, second = unused.causes(seen)
+    first, second = causes.judge(seen)
     assert first.finding.cause == "layers.0, layers.1, layers.2, layers.3 and 2 more did not run in the first step"
-    assert len(first.groups) == 6 and second.finding.kind == unused.BESIDE
+    assert len(first.groups) == 6 and second.finding.kind == causes.BESIDE
 
 
 @pytest.mark.parametrize(
@@ -237,9 +238,9 @@ def test_the_rate_of_a_module_above(
 ) -> None:
     above = SimpleNamespace(**{"training": True, **own}, config=SimpleNamespace(**config))
     modules = {"": SimpleNamespace(training=True), "layers": above, "layers.1": SimpleNamespace(training=True)}
-    whole = unused.skips(modules, Group("layers" if len(held) > 1 else "layers.1", held, True))
+    whole = causes.skips(modules, Group("layers" if len(held) > 1 else "layers.1", held, True))
     assert whole == (f"SimpleNamespace skips layers at random ({expected})" if expected else "")
-    assert unused.skips(modules, Group("layers", [*held, "layers.norm"], False)) == "", "no numbered layer"
+    assert causes.skips(modules, Group("layers", [*held, "layers.norm"], False)) == "", "no numbered layer"
 
 
 @pytest.mark.parametrize(

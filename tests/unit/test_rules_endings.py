@@ -8,10 +8,12 @@ from typing import List
 
 import pytest
 
-from ddpfix.rules import endings, facts, unused, waiting
+from ddpfix.rules import endings, facts
 from ddpfix.rules.endings import Lost
 from ddpfix.rules.facts import Called, End, TrainingProgress
 from ddpfix.rules.finding import BAD, PLAIN, Finding, several
+from ddpfix.rules.hang import sentences
+from ddpfix.rules.no_gradient import causes
 
 LOST = Lost(1, "process 7 on x", 7, 0, 8)
 SILENT = "process 7 on x has given no sign of life for 4 s"
@@ -140,7 +142,7 @@ def test_each_kind_of_finding_has_a_row() -> None:
     texts = "".join(file.read_text(encoding="utf-8") for file in Path(__file__).parent.glob("test_rules_*.py"))
     kinds = {
         f"{module.__name__.rpartition('.')[2]}.{name}"
-        for module in (endings, unused, waiting)
+        for module in (endings, causes, sentences)
         for name, value in vars(module).items()
         if name.isupper() and name[0] != "_" and isinstance(value, str) and name not in OTHERS
     }

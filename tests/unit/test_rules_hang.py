@@ -7,9 +7,10 @@ from typing import Any, Dict, Optional, Tuple
 
 import pytest
 
-from ddpfix.rules import facts, hang, waiting
+from ddpfix.rules import facts
 from ddpfix.rules.facts import Position
 from ddpfix.rules.finding import Finding
+from ddpfix.rules.hang import judge, sentences
 
 LIMIT = 300.0
 
@@ -23,7 +24,7 @@ def at(rank: int, phase: str, count: int = 8, step: int = 3, **more: Any) -> Pos
 
 
 def judged(*ranks: Position, absent: Tuple[facts.SilentRank, ...] = ()) -> Optional[Finding]:
-    return hang.judge({each.rank: each for each in ranks}, list(absent), LIMIT)
+    return judge.judge({each.rank: each for each in ranks}, list(absent), LIMIT)
 
 
 SPINS: Any = {"what": facts.GPU, "source": "loss.item()", "idle": False}
@@ -32,14 +33,14 @@ SPINS: Any = {"what": facts.GPU, "source": "loss.item()", "idle": False}
 def test_ranks_that_all_wait_for_their_gpus_spin() -> None:
     """The network is down, or sizes differ: CUDA's waits use a processor, and nothing was said."""
     found = judged(*(at(rank, facts.DEVICE, **SPINS) for rank in range(3)))
-    assert found is not None and found.kind == waiting.NETWORK
+    assert found is not None and found.kind == sentences.NETWORK
     assert "ranks 0 to 2 wait for the GPU of step 3 (train.py:88: loss.item()) for 305 s" in found.text
 
 
 def test_a_late_rank_that_spins_waits_for_its_gpu_or_computes() -> None:
     stands = at(1, facts.DEVICE, count=7, what="_maybe_opt_step of amp/grad_scaler.py", idle=False)
     found = judged(at(0, facts.DEVICE, **SPINS), stands)
-    assert found is not None and (found.kind, found.ranks) == (waiting.SLOW, [1])
+    assert found is not None and (found.kind, found.ranks) == (sentences.SLOW, [1])
     assert "rank 1 has been in _maybe_opt_step of amp/grad_scaler.py (train.py:88) for 305 s" in found.text
     assert "rank 0 waits for the GPU of step 3" in found.text
     assert "It is waiting for its GPU, or computing" in found.text
@@ -55,7 +56,7 @@ def test_ranks_that_stand_in_different_code_of_torch_are_in_no_different_calls()
     one = at(0, facts.DEVICE, what="forward of modules/linear.py")
     other = at(1, facts.DEVICE, what="_multi_tensor_adam of optim/adam.py")
     found = judged(one, other)
-    assert found is not None and found.kind == waiting.NETWORK
+    assert found is not None and found.kind == sentences.NETWORK
     assert "rank 0 waits for the GPU, or computes, in forward of modules/linear.py of step 3" in found.text
 
 
@@ -90,25 +91,25 @@ WAITS = (at(0, facts.BACKWARD), at(2, facts.BACKWARD))
 @pytest.mark.parametrize(
     "late, cause",
     [
-        (at(1, facts.LOADER, 7, 2), waiting.LOADER),
-        (at(1, facts.EVALUATION, 7, 2), waiting.EVALUATION),
-        (at(1, facts.CHECKPOINT, 7, 2), waiting.SAVE),
-        (at(1, facts.DEBUGGER, 7, 2), waiting.DEBUGGER),
-        (at(1, facts.ENDED, 7, 2), waiting.UNEVEN),
-        (at(1, facts.ENDED, 7), waiting.ABSENT),
-        (at(1, facts.OTHER, 7, 2), waiting.SLOW),
+        (at(1, facts.LOADER, 7, 2), sentences.LOADER),
+        (at(1, facts.EVALUATION, 7, 2), sentences.EVALUATION),
+        (at(1, facts.CHECKPOINT, 7, 2), sentences.SAVE),
+        (at(1, facts.DEBUGGER, 7, 2), sentences.DEBUGGER),
+        (at(1, facts.ENDED, 7, 2), sentences.UNEVEN),
+        (at(1, facts.ENDED, 7), sentences.ABSENT),
+        (at(1, facts.OTHER, 7, 2), sentences.SLOW),
         # Nothing is counted there.
-        (at(1, facts.OTHER, 0, 2)._replace(counts={}), waiting.SLOW),
-        (at(1, facts.COLLECTIVE, 8, 2, call="all_reduce of 1 float32"), waiting.SOME_ONLY),
-        (at(1, facts.COLLECTIVE, 8, 2), waiting.MISMATCH),
-        (at(1, facts.COLLECTIVE, 8, 2, what="recv", call="recv of 1 float32"), waiting.MISMATCH),
+        (at(1, facts.OTHER, 0, 2)._replace(counts={}), sentences.SLOW),
+        (at(1, facts.COLLECTIVE, 8, 2, call="all_reduce of 1 float32"), sentences.SOME_ONLY),
+        (at(1, facts.COLLECTIVE, 8, 2), sentences.MISMATCH),
+        (at(1, facts.COLLECTIVE, 8, 2, what="recv", call="recv of 1 float32"), sentences.MISMATCH),
     ],
 )
 def test_the_rank_that_is_behind_is_named_with_its_cause(late: Position, cause: str) -> None:
     found = judged(*WAITS, late)
     assert found is not None and (found.kind, found.ranks) == (cause, [1]), found
     assert "ranks 0 and 2 wait in all-reduce of step 3 (backward, train.py:88)" in found.text
-    assert found.may_end == (cause != waiting.DEBUGGER)
+    assert found.may_end == (cause != sentences.DEBUGGER)
 
 
 # The stack of a rank in a loop, in another line of its body, and behind it; and the same in a loop around that.
@@ -126,29 +127,29 @@ EARLY = "Did the loop end earlier on some ranks"
 @pytest.mark.parametrize(
     ("late", "waits", "cause", "said"),
     [
-        (at(1, facts.EVALUATION, 7, 2, loops=BEHIND), {"loops": IN}, waiting.UNEVEN, PAST + EARLY),
-        (at(1, facts.OTHER, 7, 2, loops=BEHIND), {"loops": IN, "loads": 1}, waiting.UNEVEN, PAST + "Uneven data?"),
-        (at(1, facts.COLLECTIVE, 8, 2, loops=BEHIND), {"loops": IN}, waiting.UNEVEN, PAST + EARLY),
+        (at(1, facts.EVALUATION, 7, 2, loops=BEHIND), {"loops": IN}, sentences.UNEVEN, PAST + EARLY),
+        (at(1, facts.OTHER, 7, 2, loops=BEHIND), {"loops": IN, "loads": 1}, sentences.UNEVEN, PAST + "Uneven data?"),
+        (at(1, facts.COLLECTIVE, 8, 2, loops=BEHIND), {"loops": IN}, sentences.UNEVEN, PAST + EARLY),
         # In an epoch that may be another one, or is the same.
-        (LATE_EPOCH, {"loops": IN_EPOCH}, waiting.EVALUATION, "on some ranks"),
-        (LATE_EPOCH._replace(epoch=1), {"loops": IN_EPOCH, "epoch": 2}, waiting.EVALUATION, "on some ranks"),
-        (LATE_EPOCH._replace(epoch=1), {"loops": IN_EPOCH, "epoch": 1}, waiting.UNEVEN, PAST + EARLY),
+        (LATE_EPOCH, {"loops": IN_EPOCH}, sentences.EVALUATION, "on some ranks"),
+        (LATE_EPOCH._replace(epoch=1), {"loops": IN_EPOCH, "epoch": 2}, sentences.EVALUATION, "on some ranks"),
+        (LATE_EPOCH._replace(epoch=1), {"loops": IN_EPOCH, "epoch": 1}, sentences.UNEVEN, PAST + EARLY),
         # In the body of the loop that the others are in, the end of the loop is no cause.
         (
             at(1, facts.COLLECTIVE, call="barrier", loops=ALSO_IN),
             {"loops": IN},
-            waiting.SOME_ONLY,
+            sentences.SOME_ONLY,
             "Call it on all ranks",
         ),
-        (at(1, facts.COLLECTIVE, 8, 2, call="c", loops=ALSO_IN), {"loops": IN}, waiting.SOME_ONLY, "on all ranks"),
-        (at(1, facts.COLLECTIVE, 8, 2, call="barrier"), {}, waiting.SOME_ONLY, f"or on none.\n{EARLY}"),
+        (at(1, facts.COLLECTIVE, 8, 2, call="c", loops=ALSO_IN), {"loops": IN}, sentences.SOME_ONLY, "on all ranks"),
+        (at(1, facts.COLLECTIVE, 8, 2, call="barrier"), {}, sentences.SOME_ONLY, f"or on none.\n{EARLY}"),
         # By its step, or in the same step by the loaders of the others, in a loop that evaluates by no name.
-        (at(1, facts.COLLECTIVE, 8, 2, call="barrier"), {"loads": 1}, waiting.UNEVEN, "1 left the loop over the data"),
-        (at(1, facts.COLLECTIVE, call="barrier"), {"loads": 1}, waiting.UNEVEN, "1 left the loop over the data"),
+        (at(1, facts.COLLECTIVE, 8, 2, call="barrier"), {"loads": 1}, sentences.UNEVEN, "left the loop over the data"),
+        (at(1, facts.COLLECTIVE, call="barrier"), {"loads": 1}, sentences.UNEVEN, "1 left the loop over the data"),
         (
             at(1, facts.COLLECTIVE, call="barrier"),
             {"loads": 1, "loops": (("/home/train.py", "validate", 6, ()),)},
-            waiting.SOME_ONLY,
+            sentences.SOME_ONLY,
             "Call it on all ranks",
         ),
     ],
@@ -180,7 +181,7 @@ def test_a_call_of_one_rank_long_before_is_named() -> None:
     lines = ["train.py:7", "train.py:9"]
     called = [facts.Called(counts[rank], lines[rank]) for rank in (0, 1)]
     found = judged(*(at(rank, facts.COLLECTIVE, call=f"call {rank}", called=called[rank]) for rank in (0, 1)))
-    assert found is not None and (found.kind, found.ranks) == (waiting.SOME_ONLY, [0])
+    assert found is not None and (found.kind, found.ranks) == (sentences.SOME_ONLY, [0])
     assert "Rank 0 has begun one collective more, at log (train.py:5). Call it on all ranks or on none" in found.text
 
 
@@ -190,10 +191,10 @@ SKIPPED, MISSED = facts.TrainingProgress(12, 11, 1, "train.py:41"), facts.Traini
 @pytest.mark.parametrize(
     ("late", "kind", "said"),
     [
-        (at(1, facts.COLLECTIVE, 7, 12, work=SKIPPED), waiting.BACKWARDS, "rank 1 skipped one near train.py:41. Skip"),
-        (at(1, facts.OTHER, 7, 12, work=MISSED), waiting.BACKWARDS, "no gradient reached the model after its last"),
+        (at(1, facts.COLLECTIVE, 7, 12, work=SKIPPED), sentences.BACKWARDS, "rank 1 skipped one near train.py:41."),
+        (at(1, facts.OTHER, 7, 12, work=MISSED), sentences.BACKWARDS, "no gradient reached the model after its last"),
         # Of a backward that runs, gradients may still come.
-        (at(1, facts.BACKWARD, 7, 12, work=MISSED), waiting.SOME_ONLY, "torch counts 1 call fewer on rank 1"),
+        (at(1, facts.BACKWARD, 7, 12, work=MISSED), sentences.SOME_ONLY, "torch counts 1 call fewer on rank 1"),
     ],
 )
 def test_backwards_that_ranks_do_not_call_equally_often_are_the_cause(late: Position, kind: str, said: str) -> None:
@@ -204,7 +205,7 @@ def test_backwards_that_ranks_do_not_call_equally_often_are_the_cause(late: Posi
 
 def test_a_rank_that_has_come_out_of_the_collective_of_the_others() -> None:
     found = judged(at(0, facts.COLLECTIVE, call="all_reduce of 2 float32"), at(1, facts.OTHER))
-    assert found is not None and (found.kind, found.ranks) == (waiting.MISMATCH, [1]), found
+    assert found is not None and (found.kind, found.ranks) == (sentences.MISMATCH, [1]), found
     assert "torch counts equally many calls on each of them.\nDo sizes or kinds differ?" in found.text
 
 
@@ -212,7 +213,7 @@ def test_ranks_that_nobody_waits_for_are_left_out() -> None:
     """Rank 0 receives from rank 1, which computes; rank 2 is gone, and nobody needs it."""
     receives = at(0, facts.COLLECTIVE, what="recv", call="recv of 1 float32 from rank 1", peer=1)
     found = judged(receives, at(1, facts.OTHER), absent=(facts.SilentRank(2, facts.GONE, "process 7 on x"),))
-    assert found is not None and (found.kind, found.ranks) == (waiting.SLOW, [1]), found
+    assert found is not None and (found.kind, found.ranks) == (sentences.SLOW, [1]), found
     assert "rank 0 waits in recv of 1 float32 from rank 1" in found.text
 
 
@@ -222,13 +223,13 @@ def test_of_many_late_ranks_some_are_told() -> None:
     assert "rank 9 waits in DDP's forward of step 3 (train.py:88)" in found.text
     # Of late ranks, the one in a debugger is the cause.
     found = judged(*WAITS, at(1, facts.LOADER, 7, 2), at(3, facts.DEBUGGER, 7, 2))
-    assert found is not None and (found.kind, found.ranks) == (waiting.DEBUGGER, [3]), found
+    assert found is not None and (found.kind, found.ranks) == (sentences.DEBUGGER, [3]), found
 
 
 def test_a_rank_that_is_past_its_data_is_told_from_one_that_computes() -> None:
     reading = [each._replace(loads=1) for each in WAITS]
-    assert judged(*reading, at(1, facts.OTHER, 7, 2)).kind == waiting.UNEVEN  # type: ignore[union-attr]
-    assert judged(*reading, at(1, facts.OTHER, 7, 2, loads=1)).kind == waiting.SLOW  # type: ignore[union-attr]
+    assert judged(*reading, at(1, facts.OTHER, 7, 2)).kind == sentences.UNEVEN  # type: ignore[union-attr]
+    assert judged(*reading, at(1, facts.OTHER, 7, 2, loads=1)).kind == sentences.SLOW  # type: ignore[union-attr]
 
 
 def test_ranks_that_are_gone_or_stopped_come_first() -> None:
@@ -241,7 +242,7 @@ def test_ranks_that_are_gone_or_stopped_come_first() -> None:
     ):
         end = facts.End(3, facts.ENDED, step=3) if how == facts.LEFT else None
         found = judged(*WAITS, late, absent=(facts.SilentRank(3, how, "process 7 on x", end=end),))
-        assert found is not None and (found.kind, found.ranks) == (waiting.ABSENT, [3]), found
+        assert found is not None and (found.kind, found.ranks) == (sentences.ABSENT, [3]), found
         assert f"rank 3 {said}" in found.text, found.text
         assert found.may_end == (how != facts.TRACED)
     found = judged(*WAITS, absent=tuple(facts.SilentRank(rank, facts.GONE, "process 7 on x") for rank in range(3, 7)))
@@ -261,11 +262,11 @@ def silent(process: str = "", end: Optional[facts.End] = None) -> facts.SilentRa
 @pytest.mark.parametrize(
     ("absent", "kind", "told"),
     [
-        (silent(), waiting.ABSENT, "rank 3 does not answer: ddpfix is not active there"),
-        (silent("process 7 on x"), waiting.ABSENT, "rank 3 does not answer: process 7 on x"),
-        (silent(end=facts.End(3, facts.LEFT)), waiting.ABSENT, "rank 3 has left its process"),
-        (silent(end=facts.End(3, facts.FAILED, "rank 3 failed: E")), waiting.ABSENT, "rank 3 has failed;"),
-        (silent(end=facts.End(3, facts.EXITED, step=2)), waiting.UNEVEN, f"rank 3 {REACHED} 2;"),
+        (silent(), sentences.ABSENT, "rank 3 does not answer: ddpfix is not active there"),
+        (silent("process 7 on x"), sentences.ABSENT, "rank 3 does not answer: process 7 on x"),
+        (silent(end=facts.End(3, facts.LEFT)), sentences.ABSENT, "rank 3 has left its process"),
+        (silent(end=facts.End(3, facts.FAILED, "rank 3 failed: E")), sentences.ABSENT, "rank 3 has failed;"),
+        (silent(end=facts.End(3, facts.EXITED, step=2)), sentences.UNEVEN, f"rank 3 {REACHED} 2;"),
     ],
 )
 def test_a_rank_that_does_not_answer(absent: facts.SilentRank, kind: str, told: str) -> None:
@@ -294,10 +295,10 @@ def test_sizes_and_numbers_that_differ() -> None:
     found = judged(*ranks)
     assert found is not None and found.ranks == [1] and "The calls differ in size" in found.text
     found = judged(at(0, facts.BACKWARD, 9), at(1, facts.BACKWARD), at(2, facts.BACKWARD))
-    assert found is not None and (found.kind, found.ranks) == (waiting.SOME_ONLY, [0])
+    assert found is not None and (found.kind, found.ranks) == (sentences.SOME_ONLY, [0])
     assert "torch counts 1 call more on rank 0 than on the others" in found.text
     found = judged(at(0, facts.BACKWARD, 9, step=4), at(1, facts.BACKWARD), at(2, facts.BACKWARD))
-    assert found is not None and (found.kind, found.ranks) == (waiting.MISMATCH, [0])
+    assert found is not None and (found.kind, found.ranks) == (sentences.MISMATCH, [0])
 
 
 def test_what_is_only_slow_is_no_hang() -> None:
@@ -316,8 +317,8 @@ def test_what_is_only_slow_is_no_hang() -> None:
 
 
 def test_a_rank_that_can_ask_nobody_tells_where_it_waits() -> None:
-    found = waiting.describe_alone(at(1, facts.COLLECTIVE), "the store does not answer (RuntimeError)")
-    assert (found.kind, found.ranks, found.may_end) == (waiting.ALONE, [1], False)
+    found = sentences.describe_alone(at(1, facts.COLLECTIVE), "the store does not answer (RuntimeError)")
+    assert (found.kind, found.ranks, found.may_end) == (sentences.ALONE, [1], False)
     assert (
         found.text == "rank 1 has waited in barrier (train.py:88) for 305 s; the store does not answer (RuntimeError)"
     )
@@ -325,7 +326,7 @@ def test_a_rank_that_can_ask_nobody_tells_where_it_waits() -> None:
 
 def test_all_wait_and_none_is_missing() -> None:
     found = judged(at(0, facts.BACKWARD), at(1, facts.BACKWARD))
-    assert found is not None and (found.kind, found.ranks) == (waiting.NETWORK, [])
+    assert found is not None and (found.kind, found.ranks) == (sentences.NETWORK, [])
 
 
 @pytest.mark.parametrize(
@@ -339,7 +340,7 @@ def test_all_wait_and_none_is_missing() -> None:
     ],
 )
 def test_since_when_a_rank_is_late(step: Optional[int], fields: Dict[str, Any], told: str) -> None:
-    assert waiting._since(Position(1, step, {}, facts.LOADER, "x", "train.py:88", **fields)) == told
+    assert sentences._since(Position(1, step, {}, facts.LOADER, "x", "train.py:88", **fields)) == told
 
 
 def test_a_position_goes_through_the_store_as_text() -> None:

@@ -13,8 +13,8 @@ from torch import distributed
 
 from ddpfix import log
 from ddpfix.exchange import failure_records
-from ddpfix.monitor import last_words, sentinel
-from ddpfix.monitor.sentinel import Sentinel
+from ddpfix.monitor.exit import last_words, process_end
+from ddpfix.monitor.exit.process_end import Sentinel
 from ddpfix.monitor.watch import Rank
 from ddpfix.rules import endings, facts
 
@@ -42,8 +42,8 @@ class Program:
 def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[Line]]:
     """The errors that ranks log, with their findings; nobody waits for another one for long."""
     lines: List[Line] = []
-    monkeypatch.setattr(sentinel, "LINGER", 0.0)
-    monkeypatch.setattr(sentinel, "SEARCH", 0.1)
+    monkeypatch.setattr(process_end, "LINGER", 0.0)
+    monkeypatch.setattr(process_end, "SEARCH", 0.1)
     monkeypatch.setattr(Sentinel, "_pause", lambda self: 0.1)
     log.NOTED.listeners.append(lambda level, text, finding: lines.append((text, finding)) if level == "error" else None)
     yield lines

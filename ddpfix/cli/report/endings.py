@@ -7,9 +7,10 @@ from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 from ddpfix.cli.report import words
 from ddpfix.cli.report.logged import NO_END
-from ddpfix.rules import endings, waiting
+from ddpfix.rules import endings
 from ddpfix.rules.endings import ABOVE, FAILED, FOLLOWED, KILLED, SILENT
 from ddpfix.rules.finding import GOOD, PLAIN, Finding, several
+from ddpfix.rules.hang import sentences
 
 Data = Dict[str, Any]
 ENDED = "ended"
@@ -21,7 +22,7 @@ _MOST = 5
 def make(data: Data) -> List[Finding]:
     """Return the findings, causes before consequences."""
     told = list(_told(data, "error"))
-    hangs = [event["time"] or 0.0 for event, found in told if found.kind in waiting.KINDS]
+    hangs = [event["time"] or 0.0 for event, found in told if found.kind in sentences.KINDS]
     # For good, unless a step has ended afterwards. Whoever ends a job that hangs ends ranks that did nothing wrong.
     hang = next((moment for moment in hangs if moment >= data["last_row"]), math.inf)
     # They could not log their end themselves.

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple
 
 from ddpfix.exchange import roll_call
-from ddpfix.rules import names, unused
 from ddpfix.rules.finding import Finding
-from ddpfix.rules.names import Group
-from ddpfix.rules.unused import Cause, Cure, Seen
+from ddpfix.rules.no_gradient import causes, names
+from ddpfix.rules.no_gradient.causes import Cause, Cure, Seen
+from ddpfix.rules.no_gradient.names import Group
 from ddpfix.system import System
 
 from ...common.lines import release
@@ -43,41 +43,41 @@ def unfinished(case: Evidence, message: str) -> Finding:
     if why:
         # Not the flag: with it DDP ends at the second backward of a step.
         words = "call backward equally often in each step, or once, for the sum of the losses"
-        return _found(unused.REPEATED, head, [why], [(words, [_SUM])])
+        return _found(causes.REPEATED, head, [why], [(words, [_SUM])])
     if getattr(model.wrapper, "static_graph", False):
         used = names.modules(groups)
         why = f"static_graph=True expects the same parameters in each step, and the first one used {used}"
         words = f"replace static_graph=True by find_unused_parameters=True, {_where(case.lines)}"
-        return _found(unused.STATIC, head, [why], [(words, [case.lines.not_static])])
+        return _found(causes.STATIC, head, [why], [(words, [case.lines.not_static])])
     if model.wrapper.find_unused_parameters:
         why = "find_unused_parameters=True is set, but DDP found them behind an output that is not part of the loss"
         words = "return only what the loss needs from the wrapped model, or add it to the loss"
         cure = (words, ["loss = loss + 0.0 * output.sum()"])
-        return _found(unused.HIDDEN, head, [why], [cure])
-    causes = unused.causes([(group, _seen(case, group)) for group in groups])
+        return _found(causes.HIDDEN, head, [why], [cure])
+    found = causes.judge([(group, _seen(case, group)) for group in groups])
     is_by_hand = case.is_inside and case.lines.is_plain
-    cures = [_by_hand(case)] if is_by_hand else _of_unused(case, causes, others)
-    kind = causes[0].finding.kind if causes else unused.UNKNOWN
-    return _found(kind, head, [cause.finding.cause for cause in causes], cures)
+    cures = [_by_hand(case)] if is_by_hand else _of_unused(case, found, others)
+    kind = found[0].finding.kind if found else causes.UNKNOWN
+    return _found(kind, head, [cause.finding.cause for cause in found], cures)
 
 
 def _seen(case: Evidence, group: Group) -> Seen:
     """Return what the step has shown of the parameters of a group."""
     model = case.model
     modules = dict(model.wrapper.module.named_modules())
-    held = {id(module) for module in unused.holders(modules, group)}
+    held = {id(module) for module in causes.holders(modules, group)}
     numbers = {number for number, name in enumerate(model.names) if name in group.names}
     output = next((name for name, behind in case.outside.items() if numbers <= behind), "")
     ran = None if case.ran is None else not held.isdisjoint(case.ran)
     ever = None if case.ran is None else not held.isdisjoint(case.ran_before)
-    return Seen(case.steps, 0, ran, ever, output, unused.skips(modules, group))
+    return Seen(case.steps, 0, ran, ever, output, causes.skips(modules, group))
 
 
 def _of_unused(case: Evidence, found: Sequence[Cause], others: Others) -> List[Cure]:
     """Return how parameters without gradient are dealt with, at the lowest price first."""
     lines, kinds = case.lines, {cause.finding.kind for cause in found}
     first: List[Cure] = []
-    if kinds == {unused.NEVER} and others.agree() and lines.own:
+    if kinds == {causes.NEVER} and others.agree() and lines.own:
         groups = [group for cause in found for group in cause.groups]
         if len(groups) <= _FROZEN:
             frozen = [f"{names.attribute(group)}.requires_grad_(False)" for group in groups]
@@ -116,7 +116,7 @@ def twice(case: Evidence, message: str, error: BaseException, roots: Any) -> Opt
     others = Others(case, [number])
     why, cure = _why_twice(case, number, _backwards_within(error) > 1)
     head = f"{model.names[number]} was marked ready twice on {others.here}{_step(case)}{others.say()}"
-    return _found(unused.TWICE, head, [why], [cure])
+    return _found(causes.TWICE, head, [why], [cure])
 
 
 def _why_twice(case: Evidence, number: int, reentrant: bool) -> Tuple[str, Cure]:
@@ -164,8 +164,8 @@ def _backwards_within(error: BaseException) -> int:
     return sum(Path(each.filename).parts[-3:] == ("torch", "autograd", "__init__.py") for each in frames)
 
 
-def _found(kind: str, head: str, causes: Sequence[str], cures: Sequence[Cure]) -> Finding:
-    return unused.finding(kind, process_groups.own_rank(), head, causes, cures)
+def _found(kind: str, head: str, reasons: Sequence[str], cures: Sequence[Cure]) -> Finding:
+    return causes.finding(kind, process_groups.own_rank(), head, reasons, cures)
 
 
 class Others:

@@ -1,4 +1,4 @@
-"""A rank that fails tells all ranks why, wherever there is a process group; :mod:`ddpfix.monitor.sentinel` has how.
+"""A rank that fails tells all ranks why, in every process group; how is in :mod:`ddpfix.monitor.exit.process_end`.
 
 A thread of :mod:`ddpfix.monitor` follows each process group of several ranks (``monitor/watch.py`` has its life).
 """
@@ -32,7 +32,7 @@ def stage(site: Site, module: ModuleType, owner: Any) -> None:
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
     def sentinel(store: Any, here: Rank) -> Watch:
-        from ddpfix.monitor.sentinel import Sentinel
+        from ddpfix.monitor.exit.process_end import Sentinel
 
         return Sentinel(store, here)
 

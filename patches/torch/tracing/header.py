@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from ddpfix import __version__, log
-from ddpfix.monitor import last_words
+from ddpfix.monitor.exit import last_words
 from ddpfix.patching.site import Site
 from ddpfix.rules import endings
 from ddpfix.trace import schema

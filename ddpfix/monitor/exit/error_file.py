@@ -11,7 +11,7 @@ import os
 from ddpfix import log
 from ddpfix.exchange import failure_records
 from ddpfix.exchange.keys import default_store
-from ddpfix.monitor import last_words
+from ddpfix.monitor.exit import last_words
 from ddpfix.patching import tracebacks
 from ddpfix.system import System
 

@@ -17,7 +17,8 @@ from ddpfix import log
 from ddpfix.exchange import proposals
 from ddpfix.exchange.connection import StoreLostError
 from ddpfix.exchange.failure_records import Present
-from ddpfix.monitor import error_file, last_words, processes
+from ddpfix.monitor import processes
+from ddpfix.monitor.exit import error_file, last_words
 from ddpfix.monitor.watch import Rank, Watch
 from ddpfix.rules import endings
 from ddpfix.rules.facts import ENDED, EXITED, FAILED, LEFT, UNDONE, End

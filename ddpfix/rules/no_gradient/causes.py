@@ -6,7 +6,7 @@ import re
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.rules.finding import Finding
-from ddpfix.rules.names import Group, modules
+from ddpfix.rules.no_gradient.names import Group, modules
 
 SKIPPED = "layers skipped at random"
 OUTSIDE = "an output that is not part of the loss"
@@ -93,7 +93,7 @@ def _rates(module: Any) -> Iterator[Tuple[str, float]]:
                     yield name, float(rate)
 
 
-def causes(seen: Sequence[Tuple[Group, Seen]]) -> List[Cause]:
+def judge(seen: Sequence[Tuple[Group, Seen]]) -> List[Cause]:
     """Return the causes, each with its parameters; the one with the most parameters comes first."""
     alike: Dict[Tuple[str, str, int], List[Tuple[Group, Seen]]] = {}
     for group, each in seen:

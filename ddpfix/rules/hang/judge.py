@@ -9,14 +9,22 @@ from __future__ import annotations
 import itertools
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ddpfix.rules import differences, facts, waiting
+from ddpfix.rules import differences, facts
 from ddpfix.rules.facts import Position, SilentRank
 from ddpfix.rules.finding import Finding
+from ddpfix.rules.hang import sentences
 
 # Those of which the first that applies is the cause: a late rank may wait for one that is gone.
 _ABSENT = (facts.GONE, facts.STOPPED, facts.TRACED, facts.LEFT)
 # Kinds that are guesses, and of which a count of backwards, or of collectives, knows better.
-_GUESSES = (waiting.UNEVEN, waiting.SOME_ONLY, waiting.MISMATCH, waiting.NETWORK, waiting.ABSENT, waiting.SLOW)
+_GUESSES = (
+    sentences.UNEVEN,
+    sentences.SOME_ONLY,
+    sentences.MISMATCH,
+    sentences.NETWORK,
+    sentences.ABSENT,
+    sentences.SLOW,
+)
 # Ranks that differ in more ways than these are no case of one call too many.
 _CASES = 6
 
@@ -47,8 +55,8 @@ def judge(positions: Mapping[int, Position], absent: Sequence[SilentRank], limit
         done[each.rank] = each.work._replace(missed=each.work.missed and each.phase != facts.BACKWARD)
     differ = differences.backwards(done)
     if differ:
-        return found._replace(kind=waiting.BACKWARDS, advice=differ)
-    return found if found.kind == waiting.SLOW else _shifted(found, [*positions.values(), *absent])
+        return found._replace(kind=sentences.BACKWARDS, advice=differ)
+    return found if found.kind == sentences.SLOW else _shifted(found, [*positions.values(), *absent])
 
 
 def _shifted(found: Finding, ranks: Sequence[Union[Position, SilentRank]]) -> Finding:
@@ -63,7 +71,7 @@ def _shifted(found: Finding, ranks: Sequence[Union[Position, SilentRank]]) -> Fi
         more = differences.one_call_more(dict(one[0]), one[1], dict(other[0]), other[1])
         if more is not None:
             same = [case for case in cases if dict(case[0]).get(more[0]) == dict(one[0])[more[0]]]
-            return waiting.describe_shift(found, sorted(rank for case in same for rank in cases[case]), *more)
+            return sentences.describe_shift(found, sorted(rank for case in same for rank in cases[case]), *more)
     return found
 
 
@@ -74,15 +82,15 @@ def _first(
     for how in _ABSENT:
         those = [each for each in absent if each.how == how]
         if those:
-            return waiting.describe_absent(how, those, waits)
+            return sentences.describe_absent(how, those, waits)
     # Who has come just now may be the one whom the others have waited for.
     is_fresh = any(each.still < 0.3 * limit for each in waits)
     found = _late(positions, waits) or (None if is_fresh else _unequal(waits) or _different(positions, waits))
     if found is None and absent:
-        return waiting.describe_absent(facts.SILENT, absent, waits)
+        return sentences.describe_absent(facts.SILENT, absent, waits)
     # Whoever waits for a GPU spins, and uses a processor.
     all_wait = len(waits) == len(positions) and all(each.idle or each.phase == facts.DEVICE for each in waits)
-    return found or (waiting.describe_all_waiting(waits) if all_wait and not is_fresh else None)
+    return found or (sentences.describe_all_waiting(waits) if all_wait and not is_fresh else None)
 
 
 def _late(positions: Mapping[int, Position], waits: List[Position]) -> Optional[Finding]:
@@ -106,7 +114,7 @@ def _late(positions: Mapping[int, Position], waits: List[Position]) -> Optional[
     debugged = [each for each in late if each.phase == facts.DEBUGGER]
     those = debugged or late or [each for each in positions.values() if each.phase == facts.ENDED]
     others = [each for each in waits if each not in those]
-    return waiting.describe_late(those, others) if those and others else None
+    return sentences.describe_late(those, others) if those and others else None
 
 
 def _unequal(waits: Sequence[Position]) -> Optional[Finding]:
@@ -120,8 +128,8 @@ def _unequal(waits: Sequence[Position]) -> Optional[Finding]:
             sets = sorted(by_number.items(), key=lambda one: (len(one[1]), -one[0]))
             rest = [each for _, ranks in sets[1:] for each in ranks]
             # What each of them is in tells more than the numbers, where the program has called it.
-            if {waiting.kind(each) for each in sets[0][1]} & {waiting.kind(each) for each in rest}:
-                return waiting.describe_count_mismatch(sets[0][1], rest, (sets[0][0], sets[1][0]))
+            if {sentences.kind(each) for each in sets[0][1]} & {sentences.kind(each) for each in rest}:
+                return sentences.describe_count_mismatch(sets[0][1], rest, (sets[0][0], sets[1][0]))
     return None
 
 
@@ -130,12 +138,12 @@ def _different(positions: Mapping[int, Position], waits: List[Position]) -> Opti
     certain = [each for each in waits if each.phase == facts.COLLECTIVE or (each.idle and not each.may_compute())]
     kinds: Dict[str, List[Position]] = {}
     for each in certain:
-        kinds.setdefault(waiting.kind(each), []).append(each)
+        kinds.setdefault(sentences.kind(each), []).append(each)
     if len(kinds) > 1:
-        return waiting.describe_mismatch(sorted(kinds.values(), key=lambda ranks: (len(ranks), ranks[0].rank)))
+        return sentences.describe_mismatch(sorted(kinds.values(), key=lambda ranks: (len(ranks), ranks[0].rank)))
     # Whoever is in no collective has come out of the one in which the others are, as is possible with other sizes.
     outside = [each for each in positions.values() if not each.may_wait() and each.phase != facts.ENDED]
     called = [each for each in certain if each.call or each.idle]
     if called and outside and all(each.since >= 0.5 * called[0].since for each in outside):
-        return waiting.describe_returned(outside, called)
+        return sentences.describe_returned(outside, called)
     return None

@@ -1,0 +1,1 @@
+"""Parameters without gradient: why they got none, and their names for messages."""
