@@ -81,7 +81,7 @@ def _method(owner: type, name: str) -> Optional[FunctionType]:
     return inner if isinstance(inner, FunctionType) else None
 
 
-def drawing_classes(model: Any) -> Dict[type, Any]:
+def in_model(model: Any) -> Dict[type, Any]:
     """Return the classes in a model that draw for layers, for a list or for themselves, with a module of each."""
     peers = set(map(id, training.peers(model)))
     classes: Dict[type, Any] = {}

@@ -73,7 +73,7 @@ class _InModels:
 
     def __call__(self, model: Any) -> None:
         try:
-            classes = drawing_classes.drawing_classes(model)
+            classes = drawing_classes.in_model(model)
         except Exception as error:
             # A property of the user's may raise outside of a forward: no reason to end a job that trains without us.
             _say(type(model), f"ddpfix could not search it ({error!r})")

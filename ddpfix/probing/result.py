@@ -11,7 +11,8 @@ import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ddpfix.rules.no_gradient.names import collapsed, grouped, modules, short
+from ddpfix.rules.finding import grouped, short
+from ddpfix.rules.no_gradient.names import collapsed, modules
 
 FLAG = "find_unused_parameters=True"
 _LATE = "or DDPFIX=1, which trains without the flag, with the same result"

@@ -8,6 +8,10 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
 BAD, GOOD, PLAIN = "attention", "good", "plain"
 # Spans of ranks that are listed.
 _SPANS = 10
+# Stands for the module that holds all others.
+WHOLE = "the model"
+# Characters of names in one line.
+_LONGEST = 60
 
 
 class Finding(NamedTuple):
@@ -79,3 +83,32 @@ def several(ranks: Sequence[int], of: Optional[int] = None) -> str:
     parts += [f"{left:,} more"] if left > 0 else []
     told = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"{'rank' if len(ranks) == 1 and left <= 0 else 'ranks'} {told}"
+
+
+def in_short(names: Sequence[str]) -> str:
+    """Return the modules of some parameters, at most four words; a parameter of the model itself goes by its own name.
+
+    Without the names of all parameters, which :func:`collapsed` needs.
+    """
+    words: List[str] = []
+    for module, parts in grouped(names).items():
+        words += parts if module == WHOLE else [module]
+    return short(words, 4)
+
+
+def short(words: Sequence[str], most: int) -> str:
+    """Return the first words, as many as fit into a line, and the number of those that follow."""
+    while most > 1 and len(", ".join(words[:most])) > _LONGEST:
+        most -= 1
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
+def grouped(names: Sequence[str]) -> Dict[str, List[str]]:
+    """Names by the layer that holds them: the part up to the last number, or the module."""
+    groups: Dict[str, List[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+        cut = numbers[-1] + 1 if numbers and numbers[-1] + 1 < len(parts) else len(parts) - 1
+        groups.setdefault(".".join(parts[:cut]) or WHOLE, []).append(".".join(parts[cut:]))
+    return groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpfix.rules.differences import EQUALLY_OFTEN, LEAVE_NO_SYNC
-from ddpfix.rules.no_gradient.names import in_short
+from ddpfix.rules.finding import in_short
 
 _HINT = (
     "Both ranks applied the same gradients: look for code that changes a parameter on one rank only, or trains"

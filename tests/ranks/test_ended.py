@@ -12,7 +12,7 @@ from torch import distributed
 from ddpfix.exchange import rendezvous
 from ddpfix.exchange.connection import Connection
 from ddpfix.exchange.failure_records import Records
-from ddpfix.monitor.exit.process_end import Sentinel
+from ddpfix.monitor.exit.process_end import ProcessEnd
 from ddpfix.monitor.watch import Rank
 from ddpfix.rules.facts import UNDONE
 from tests.ranks.test_connection import of_torch
@@ -82,7 +82,7 @@ def test_a_rank_that_undoes_ddpfix_is_not_taken_for_one_that_was_killed(monkeypa
     store = distributed.HashStore()
     monkeypatch.setattr(distributed, "get_rank", lambda *_: 0)
     others = Records(Connection(store, own=False).store, 1)
-    watching = Sentinel(store, Rank(0, 2, lambda: 3))
+    watching = ProcessEnd(store, Rank(0, 2, lambda: 3))
     watching.begin()
     try:
         begun = time.monotonic()

@@ -10,7 +10,7 @@ from typing import Dict, Iterator, List, Tuple
 
 import pytest
 
-from ddpfix.rules.no_gradient.names import in_short
+from ddpfix.rules.finding import in_short
 from tests.support import readme
 
 # A phrase, and what to say in its place.

@@ -42,7 +42,7 @@ class Failure(NamedTuple):
     write: Callable[[], object]
 
 
-class Sentinel(Watch):
+class ProcessEnd(Watch):
     """The thread of one rank that talks; see the module."""
 
     def __init__(self, store: Any, here: Rank) -> None:

@@ -1,6 +1,7 @@
-"""A rank that fails tells all ranks why, in every process group; how is in :mod:`ddpfix.monitor.exit.process_end`.
+"""A rank that fails tells all ranks why.
 
-A thread of :mod:`ddpfix.monitor` follows each process group of several ranks (``monitor/watch.py`` has its life).
+A thread follows each process group of several ranks: :mod:`ddpfix.monitor.exit.process_end` has what it does, and
+``monitor/watch.py`` how it begins and ends.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ def stage(site: Site, module: ModuleType, owner: Any) -> None:
 
 
 def group(site: Site, module: ModuleType, owner: Any) -> None:
-    def sentinel(store: Any, here: Rank) -> Watch:
-        from ddpfix.monitor.exit.process_end import Sentinel
+    def process_end(store: Any, here: Rank) -> Watch:
+        from ddpfix.monitor.exit.process_end import ProcessEnd
 
-        return Sentinel(store, here)
+        return ProcessEnd(store, here)
 
-    follow(site, module, _PLACE, sentinel)
+    follow(site, module, _PLACE, process_end)
 
 
 def follow(site: Site, module: ModuleType, place: str, make: Callable[[Any, Rank], Watch]) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from ddpfix.exchange import lowest_rank
 from ddpfix.models import graph
-from ddpfix.rules.no_gradient.names import in_short
+from ddpfix.rules.finding import in_short
 
 from ..internals import autograd, modes, reducer
 from ..pipeline import ddp

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ddpfix.exchange import lowest_rank
 from ddpfix.models import internals
-from ddpfix.rules.no_gradient.names import in_short
+from ddpfix.rules.finding import in_short
 
 from ..internals.wrapper import inner
 from ..pipeline import ddp

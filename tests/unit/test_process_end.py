@@ -14,7 +14,7 @@ from torch import distributed
 from ddpfix import log
 from ddpfix.exchange import failure_records
 from ddpfix.monitor.exit import last_words, process_end
-from ddpfix.monitor.exit.process_end import Sentinel
+from ddpfix.monitor.exit.process_end import ProcessEnd
 from ddpfix.monitor.watch import Rank
 from ddpfix.rules import endings, facts
 
@@ -44,7 +44,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[Line]]:
     lines: List[Line] = []
     monkeypatch.setattr(process_end, "LINGER", 0.0)
     monkeypatch.setattr(process_end, "SEARCH", 0.1)
-    monkeypatch.setattr(Sentinel, "_pause", lambda self: 0.1)
+    monkeypatch.setattr(ProcessEnd, "_pause", lambda self: 0.1)
     log.NOTED.listeners.append(lambda level, text, finding: lines.append((text, finding)) if level == "error" else None)
     yield lines
     log.NOTED.listeners.pop()
@@ -55,9 +55,9 @@ def store() -> Any:
     return distributed.HashStore()
 
 
-def rank(store: Any, number: int, error: Optional[BaseException] = None, step: int = 3) -> Sentinel:
+def rank(store: Any, number: int, error: Optional[BaseException] = None, step: int = 3) -> ProcessEnd:
     """A rank that has given a sign of life, and whose program ends now."""
-    made = Sentinel(store, Rank(number, 2, lambda: step))
+    made = ProcessEnd(store, Rank(number, 2, lambda: step))
     made._main = Program(error)  # type: ignore[assignment]
     made._records.beat(step)
     return made
